@@ -13,12 +13,13 @@ import optuna
 import pytest
 import torch
 from filled_studies import fill_study
+from retrainings import some_finals
 
 import lrnas
 from lrnas.cli.main import main, make_parser
 from lrnas.errors import OPTIONS, LrnasError
 from lrnas.reporting.report import make_report
-from lrnas.reporting.write import WrittenReport
+from lrnas.reporting.write import WrittenReport, _write_figures
 
 ONLY_IN_PYTHON = {
     "search": {"space", "events", "progress"},
@@ -79,13 +80,21 @@ def test_report_and_plot(tmp_path: Path) -> None:
             lrnas.plot(*arguments, studies=tmp_path)
 
 
+def test_the_figure_of_tested_networks_is_not_called_like_finals(tmp_path: Path) -> None:
+    study = fill_study(tmp_path, 3)
+    files = _write_figures(make_report([study], retrained=[some_finals(study)]), tmp_path)
+    assert {"tested.png", "tested.svg"} < {file.name for file in files} and all(
+        "finals" not in file.name for file in files
+    )
+
+
 def test_a_report_removes_the_figures_that_only_an_earlier_one_had(tmp_path: Path) -> None:
     study, folder = fill_study(tmp_path, 3), tmp_path / "out"
     folder.mkdir()
-    for name in ("finals.png", "finals.svg", "mine.png"):
+    for name in ("tested.png", "tested.svg", "finals.png", "finals.svg", "mine.png"):
         (folder / name).touch()
     lrnas.report(study, out=folder)
-    assert (folder / "finals.png").exists()  # no report wrote it
+    assert (folder / "tested.png").exists()  # no report wrote it
     written = lrnas.report(study, out=folder)
     assert set(folder.iterdir()) == {written.page, folder / "mine.png", *written.figures}
 

@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 Picture = Literal["pareto", "history", "allocation", "curves"]
 PICTURES = get_args(Picture)
 PAGE = "report.html"
-FIGURES = ("front", "history", "finals", "allocation", "curves", "importances")
+FIGURES = ("front", "history", "tested", "allocation", "curves", "importances")
 """Names of the figures of a report; with several studies, the last three have the name of a study after them."""
+EARLIER = "finals"
+"""Earlier name of the figure `tested`, whose files are removed."""
 FORMS = ("png", "svg")
 """Formats of the figures of a report."""
 
@@ -185,7 +187,7 @@ def _write_figures(contents: Report, folder: Path) -> list[Path]:
         draw["front"] = partial(figures.plot_front, contents)
         draw["history"] = partial(figures.plot_history, contents.studies)
     if any(one.finals for one in contents.tested):
-        draw["finals"] = partial(figures.plot_finals, contents)
+        draw["tested"] = partial(figures.plot_tested, contents)
     for study in contents.studies:
         ending = f"-{study.name}" if len(contents.studies) > 1 else ""
         if any(network.layers for network in study.front):
@@ -205,6 +207,6 @@ def _write_figures(contents: Report, folder: Path) -> list[Path]:
 def _remove_earlier(contents: Report, folder: Path, figures: Sequence[Path]) -> None:
     """Remove figures that an earlier report wrote and this one does not have."""
     for ending in ("", *(f"-{study.name}" for study in contents.studies)):
-        for file in (folder / f"{name}{ending}.{form}" for name in FIGURES for form in FORMS):
+        for file in (folder / f"{name}{ending}.{form}" for name in (*FIGURES, EARLIER) for form in FORMS):
             if file not in figures:
                 file.unlink(missing_ok=True)

@@ -203,7 +203,7 @@ def test_the_page_in_a_browser(browser: Any, tmp_path: Path) -> None:
     assert not page.locator("#card").is_visible()
 
     tab.see_all()
-    for chart in ("finals", "history", "allocation", "curves"):
+    for chart in ("tested", "history", "allocation", "curves"):
         assert page.locator(f"#{chart} .main-svg").count(), chart
     assert not page.locator("#importances-section").is_visible()  # too few networks
     names = page.locator("main h2").all_inner_texts()
@@ -216,15 +216,17 @@ def test_the_page_in_a_browser(browser: Any, tmp_path: Path) -> None:
     labels = set(page.locator("#front .annotation-text").all_text_contents())
     assert {network["name"] for network in best} <= labels
     assert page.locator("#best tbody tr").count() == len(best) + 1  # and the dense network
-    assert page.locator("#finals .points path").count() == 3 + 1  # and a ring
-    assert page.locator("#finals .errorbar path.yerror").count() == 2  # one seed has no deviation
+    assert page.locator("#tested .points path").count() == 3 + 1  # and a ring
+    assert page.locator("#tested .errorbar path.yerror").count() == 2  # one seed has no deviation
     assert (
-        page.locator("#tested").inner_text().startswith("s@paper, on cifar10: 3 of 4 networks tested; 5 runs not done")
+        page.locator("#tested-heads")
+        .inner_text()
+        .startswith("s@paper, on cifar10: 3 of 4 networks tested; 5 runs not done")
     )
     assert f"{EVIL}: unknown, no found network that costs no more" in page.locator("#summary").inner_text()
     row = page.locator("#verdicts tbody tr").first.locator("td").all_inner_texts()
     assert row == [EVIL, "unknown", *["–"] * 5, "no found network that costs no more was retrained"]
-    low, high = page.evaluate("document.getElementById('finals').layout.yaxis.range")
+    low, high = page.evaluate("document.getElementById('tested').layout.yaxis.range")
     assert low < 89.3 and high > 94.7  # means of 90 to 92, and the bars
     assert "Welch" in page.locator("#verdict-test").inner_text()
     page.get_by_role("button", name="linear").click()
@@ -403,16 +405,16 @@ def test_several_retrainings_in_a_browser(browser: Any, tmp_path: Path) -> None:
     tab = Tab(browser, write_page(tmp_path, 12, ("one", EVIL), tested=True), 1400, 900)
     page = tab.page
     tab.see_all()
-    assert page.locator("#tested p").count() == 2
-    assert page.locator("#finals-title").inner_text() == "Trained again for 160 epochs and tested"
+    assert page.locator("#tested-heads p").count() == 2
+    assert page.locator("#tested-title").inner_text() == "Trained again for 160 epochs and tested"
     assert "after 160 epochs of training" in page.locator("#summary").inner_text()
-    steps = "byId('finals').data.filter((trace) => trace.mode === 'lines' && trace.meta !== 'key')"
+    steps = "byId('tested').data.filter((trace) => trace.mode === 'lines' && trace.meta !== 'key')"
     assert page.evaluate(f"{steps}.map((trace) => trace.line.color)") == list(PALETTE[:2])  # a staircase each
-    rings = "byId('finals').data.filter((trace) => trace.marker?.size === 17 && trace.meta !== 'key')"
+    rings = "byId('tested').data.filter((trace) => trace.marker?.size === 17 && trace.meta !== 'key')"
     assert page.evaluate(f"{rings}.map((trace) => trace.x.length)") == [1, 1]
     assert page.locator("#verdicts tbody tr").first.inner_text().startswith(f"{EVIL}\tone@paper")
     assert "one@paper, on cifar10: 3 of 4 networks tested" in page.locator("#summary p").first.inner_text()
-    legend = page.locator("#finals .legend").text_content()
+    legend = page.locator("#tested .legend").text_content()
     assert all(name in legend for name in ("best for the cost shown", "front by means", f"{EVIL}@paper, the paper's"))
     assert tab.complaints == []
 
@@ -451,7 +453,7 @@ def test_tested_networks_open_their_cards_in_a_browser(browser: Any, tmp_path: P
     row = page.locator("#verdicts tbody tr").last.locator("td").all_inner_texts()
     assert row[:5] == ["nin", "dominated", f"trial {FOUND}", "0.031", "+4.20"] and "nin:" not in row[-1]
 
-    names = page.locator("#finals-table th").all_inner_texts()
+    names = page.locator("#tested-table th").all_inner_texts()
     assert names[1:] == [
         "MACs",
         "share",
@@ -464,20 +466,20 @@ def test_tested_networks_open_their_cards_in_a_browser(browser: Any, tmp_path: P
         "open",
         "note",
     ]
-    rows = [row.locator("td").all_inner_texts() for row in page.locator("#finals-table tbody tr").all()]
+    rows = [row.locator("td").all_inner_texts() for row in page.locator("#tested-table tbody tr").all()]
     assert [row[4] for row in rows] == ["94.70 ± 0.10 %", "–", "93.00 %", "94.50 ± 0.71 %", "90.50 ± 0.50 %"]
     assert rows[2][5:] == ["1", "20", "1", "2", "3", "the paper's, last error: out of memory"]
     assert rows[0][5:7] == ["3", "70, 71, 72"] and rows[0][-1] == "front"
-    note = page.locator("#finals-note").inner_text()
+    note = page.locator("#tested-note").inner_text()
     assert "numbers for lrnas export STUDY@RECIPE:RUN" in note and "by chance" not in note
 
-    x, y = tab.move_to(page.locator("#finals .points path").first, "finals")
-    assert f"trial {FOUND}, s@paper" in page.locator("#finals .hoverlayer").text_content()
+    x, y = tab.move_to(page.locator("#tested .points path").first, "tested")
+    assert f"trial {FOUND}, s@paper" in page.locator("#tested .hoverlayer").text_content()
     page.mouse.click(x, y)
     assert card()[0] == f"{found.point} (trial {FOUND})"
-    symbols = page.evaluate("document.getElementById('finals').data.map((trace) => trace.marker?.symbol)")
+    symbols = page.evaluate("document.getElementById('tested').data.map((trace) => trace.marker?.symbol)")
     assert symbols == [None, "circle", "diamond", "diamond-open", "circle-open"]  # one seed is hollow; and rings
-    for chart in ("front", "finals", "history", "allocation", "curves"):
+    for chart in ("front", "tested", "history", "allocation", "curves"):
         assert page.locator(f"#{chart}[role=img]").get_attribute("aria-label"), chart
     assert tab.complaints == []
 
@@ -648,7 +650,7 @@ def test_the_front_by_means_differs_from_the_line_of_one_cost_in_a_browser(brows
     tab.see_all()
 
     def places(name: str) -> Any:
-        return page.evaluate(f"byId('finals').data.find((trace) => trace.name === '{name}').x")
+        return page.evaluate(f"byId('tested').data.find((trace) => trace.name === '{name}').x")
 
     for axis, best in (("macs", [first]), ("params", [small, first])):
         page.select_option("#axis", axis)
@@ -656,10 +658,10 @@ def test_the_front_by_means_differs_from_the_line_of_one_cost_in_a_browser(brows
         assert list(corners)[: len(best)] == pytest.approx([getattr(final, axis) / 1e6 for final in best])
         assert len(corners) == len(best) + (axis == "macs")
         assert places("front by means") == pytest.approx([getattr(final, axis) / 1e6 for final in (first, small)])
-    notes = [row.locator("td").last.inner_text() for row in page.locator("#finals-table tbody tr").all()]
+    notes = [row.locator("td").last.inner_text() for row in page.locator("#tested-table tbody tr").all()]
     assert [note.split(",")[0] for note in notes] == ["front", "front by fewer runs", "the paper's"]
-    assert "may be on the front, or not, by chance" in page.locator("#finals-note").inner_text()
-    assert "front by means (test accuracy, MACs, parameters)" in page.locator("#finals-section").inner_text()
+    assert "may be on the front, or not, by chance" in page.locator("#tested-note").inner_text()
+    assert "front by means (test accuracy, MACs, parameters)" in page.locator("#tested-section").inner_text()
     assert tab.complaints == []
 
 
@@ -680,12 +682,12 @@ def test_a_study_has_one_colour_on_the_page(browser: Any, tmp_path: Path) -> Non
         drawn = f"byId('{chart}').data.filter((one) => one.mode === 'lines' && one.meta !== 'key' && one.x.length)"
         return tab.page.evaluate(f"{drawn}.map((one) => one.line.color)")
 
-    assert lines("front") == lines("history") == list(PALETTE[1:13]) and lines("finals") == list(PALETTE[2:13])
+    assert lines("front") == lines("history") == list(PALETTE[1:13]) and lines("tested") == list(PALETTE[2:13])
     assert tab.complaints == []
     alone = replace(report, studies=tuple(some), tested=tuple(tested[:1]))
     tab = Tab(browser, write(file, alone), 1400, 900)
     tab.see_all()
-    assert lines("finals") == [PALETTE[2]] and tab.complaints == []
+    assert lines("tested") == [PALETTE[2]] and tab.complaints == []
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 /** State of the page. */
 const page = { data: null, axis: "macs", scale: "log", showPartial: true, historyAxis: "trials", study: 0, seen: new Set(), card: null };
 
-const CHARTS = { front: drawFront, finals: drawFinals, allocation: drawAllocation, history: drawHistory, curves: drawCurves, importances: drawImportances };
+const CHARTS = { front: drawFront, tested: drawTested, allocation: drawAllocation, history: drawHistory, curves: drawCurves, importances: drawImportances };
 
 /** Draw charts again, except charts that have not been drawn yet. */
 function drawCharts(names = Object.keys(CHARTS)) {
@@ -55,7 +55,7 @@ function watchScrolling(root) {
 
 function drawOverview() {
   const { studies, remarks, tested } = page.data;
-  byId("finals-section").hidden = !tested.some((one) => one.finals.length);
+  byId("tested-section").hidden = !tested.some((one) => one.finals.length);
   byId("front-section").hidden = !studies.some((study) => study.networks.some((network) => network.is_full || network.is_partial));
   drawSummary();
   byId("remarks").replaceChildren(...remarks.map((remark) => make("p", { class: "remark" },
@@ -109,9 +109,9 @@ function setUpControls() {
   const { studies, axes } = page.data;
   fillSelect(byId("axis"), axes.map((axis) => [axis.name, axis.label]), page.axis, (value) => {
     page.axis = value;
-    drawCharts(["front", "finals", "allocation"]);
+    drawCharts(["front", "tested", "allocation"]);
   });
-  makeSwitch(byId("scale"), { log: "log", linear: "linear" }, page.scale, (value) => { page.scale = value; drawCharts(["front", "finals"]); });
+  makeSwitch(byId("scale"), { log: "log", linear: "linear" }, page.scale, (value) => { page.scale = value; drawCharts(["front", "tested"]); });
   makeSwitch(byId("history-axis"), { trials: "by trials", seconds: "by time" }, page.historyAxis, (value) => { page.historyAxis = value; drawCharts(["history"]); });
   byId("show-partial").addEventListener("change", (event) => { page.showPartial = event.target.checked; drawCharts(["front"]); });
   byId("study-choice").hidden = studies.length < 2;
@@ -145,7 +145,7 @@ async function start() {
   drawInTurn();
   setUpPrint();
   let waiting = 0;
-  addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(() => drawCharts(["front", "finals"]), 250); });
+  addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(() => drawCharts(["front", "tested"]), 250); });
   document.documentElement.dataset.ready = "yes";
   followAddress();
 }

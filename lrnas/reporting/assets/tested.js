@@ -63,16 +63,16 @@ function sentenceParts(one, { point, rival, trial, sentence }) {
   return [make("b", {}, point), rest.slice(0, at), trialLink(one.study, trial, rival), rest.slice(at + rival.length)];
 }
 
-function drawFinals() {
+function drawTested() {
   const { tested } = page.data;
-  byId("finals-title").textContent = `Trained again for ${retrainedFor()} and tested`;
-  byId("tested").replaceChildren(...tested.map((one) => make("p", {}, one.head)));
-  drawFinalsChart();
+  byId("tested-title").textContent = `Trained again for ${retrainedFor()} and tested`;
+  byId("tested-heads").replaceChildren(...tested.map((one) => make("p", {}, one.head)));
+  drawTestedChart();
   drawVerdicts();
-  drawFinalsTable();
+  drawTestedTable();
 }
 
-function drawFinalsChart() {
+function drawTestedChart() {
   const { tested } = page.data;
   const several = tested.length > 1;
   const isShaded = page.data.studies.length > 1;
@@ -111,17 +111,17 @@ function drawFinalsChart() {
       hoverinfo: "skip", ...ring, ...group });
     every.push(...places);
   });
-  byId("finals").hidden = !every.length;
+  byId("tested").hidden = !every.length;
   if (!every.length) return;
   if (several) traces.push(legendLine("best for the cost shown"), legendKey("front by means", ring));
-  byId("finals-costs").textContent = [...new Set(tested.map((one) => ["test accuracy", ...one.costs.map(objectiveLabel)].join(", ")))].join("; ");
+  byId("tested-costs").textContent = [...new Set(tested.map((one) => ["test accuracy", ...one.costs.map(objectiveLabel)].join(", ")))].join("; ");
   const marks = markedCosts(page.data.studies, axis, new Set(every.filter((p) => p.final.is_paper).map((p) => p.final.name)));
   const ranges = frontRanges(every, [], marks.map((mark) => mark.x));
-  draw("finals", `Test accuracy against ${axis.label} of ${every.length} networks, mean and standard deviation over seeds. The table below has the numbers.`, traces, {
-    xaxis: { title: { text: axis.label }, type: page.scale, range: ranges.x, ...costTicks("finals", ranges.x) },
+  draw("tested", `Test accuracy against ${axis.label} of ${every.length} networks, mean and standard deviation over seeds. The table below has the numbers.`, traces, {
+    xaxis: { title: { text: axis.label }, type: page.scale, range: ranges.x, ...costTicks("tested", ranges.x) },
     yaxis: { title: { text: "test accuracy, %" }, range: ranges.y },
     shapes: costMarks(marks).shapes,
-    annotations: [...costMarks(marks).annotations, ...nameNotes("finals", every.filter((p) => p.final.is_paper || p.final.mark).map((p) => ({ ...p, text: p.final.name, canMiss: !p.final.is_paper })),
+    annotations: [...costMarks(marks).annotations, ...nameNotes("tested", every.filter((p) => p.final.is_paper || p.final.mark).map((p) => ({ ...p, text: p.final.name, canMiss: !p.final.is_paper })),
       every.filter((p) => !p.final.is_paper && !p.final.mark), ranges)],
   });
 }
@@ -151,7 +151,7 @@ function drawVerdicts() {
 }
 
 /** Draw the table of networks trained again, with everything that the terminal shows. */
-function drawFinalsTable() {
+function drawTestedTable() {
   const { tested } = page.data;
   const several = tested.length > 1;
   const finals = tested.flatMap((one) => one.finals.map((final) => ({ one, final })));
@@ -162,8 +162,8 @@ function drawFinalsTable() {
        testAccuracy(final), String(final.accuracies.length), final.runs.join(", "),
       ...further.map((name) => String(final[name])), notes.join(", ")];
   });
-  fillTable("finals-table", ["network", ...(several ? ["retraining"] : []), "#MACs", "#share", "#parameters", "#test accuracy", "#n", "#runs", ...further.map((name) => `#${name}`), "note"], rows);
-  byId("finals-note").textContent = "Share: MACs relative to the dense network. Test accuracy: mean ± standard deviation over n seeds. Runs: numbers for lrnas export STUDY@RECIPE:RUN." +
+  fillTable("tested-table", ["network", ...(several ? ["retraining"] : []), "#MACs", "#share", "#parameters", "#test accuracy", "#n", "#runs", ...further.map((name) => `#${name}`), "note"], rows);
+  byId("tested-note").textContent = "Share: MACs relative to the dense network. Test accuracy: mean ± standard deviation over n seeds. Runs: numbers for lrnas export STUDY@RECIPE:RUN." +
     (further.length ? " Runs that diverged, failed or are open do not count in n." : "") + " The front is computed from these means and ignores the noise between seeds." +
     (finals.some(({ final }) => final.mark === "front by fewer runs") ? " A network with fewer runs than others may be on the front, or not, by chance: train it with as many seeds." : "");
 }

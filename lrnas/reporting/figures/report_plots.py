@@ -170,7 +170,7 @@ def _final_dots(
 
 
 @style.in_own_style
-def plot_finals(report: Report, path: style.Files) -> Figure:
+def plot_tested(report: Report, path: style.Files) -> Figure:
     """Draw test accuracy against cost of networks trained again: mean and standard deviation over seeds.
 
     Rings mark the front by means, which takes all costs of the search into account, not only the one shown.

@@ -22,10 +22,10 @@ from lrnas.errors import LrnasError
 from lrnas.reporting.figures.report_plots import (
     plot_allocation,
     plot_curves,
-    plot_finals,
     plot_front,
     plot_history,
     plot_importances,
+    plot_tested,
 )
 from lrnas.reporting.figures.style import Files, figure_of, save_figure
 from lrnas.reporting.headline import best_few
@@ -106,7 +106,7 @@ def test_the_papers_networks_beyond_a_limit_are_marked(tmp_path: Path, monkeypat
     assert marks == {name: pytest.approx(macs / 1e6) for name, macs in beyond.items()}
     assert axes.get_xlim()[1] > max(marks.values())
     tested = make_report([proposals.study], retrained=[some_finals(proposals.study)])
-    axes = drawn_by(monkeypatch, lambda: plot_finals(tested, tmp_path / "finals.svg"))
+    axes = drawn_by(monkeypatch, lambda: plot_tested(tested, tmp_path / "tested.svg"))
     remarks = {text.get_text() for text in axes.texts if not isinstance(text, Annotation)}
     assert remarks == {f"{name}, not trained again" for name in beyond}
 
@@ -327,7 +327,7 @@ def test_latencies_of_retrained_networks_are_shown_if_all_are_known(
     times = [0.5 + i for i in range(len(retrained.finals))] if is_known else [None] * len(retrained.finals)
     finals = [replace(one, latency=time) for one, time in zip(retrained.finals, times, strict=True)]
     report = make_report([record], retrained=[replace(retrained, finals=tuple(finals))])
-    axes = drawn_by(monkeypatch, lambda: plot_finals(report, tmp_path / "finals.svg"))
+    axes = drawn_by(monkeypatch, lambda: plot_tested(report, tmp_path / "tested.svg"))
     assert axes.get_xlabel() == ("latency, ms" if is_known else "multiply-accumulates, millions")
 
 
@@ -394,7 +394,7 @@ def test_figures_have_names_and_labels(report: Report, records: list[Study], tmp
         "curves": lambda file: plot_curves(study, file),
         "allocation": lambda file: plot_allocation(study, file, report.axis),
         "importances": lambda file: plot_importances(study, file),
-        "finals": lambda file: plot_finals(report, file),
+        "tested": lambda file: plot_tested(report, file),
     }.items():
         draw(tmp_path / f"{name}.svg")
         texts[name] = (tmp_path / f"{name}.svg").read_text(encoding="utf-8")
@@ -406,7 +406,7 @@ def test_figures_have_names_and_labels(report: Report, records: list[Study], tmp
     assert all(name in texts["allocation"] for name in ("conv1", "conv3", "k×k", "join"))
     assert "accuracy" in texts["importances"] and "conv1.width" in texts["importances"]
     assert "20 networks after 9 epochs of training,<" in texts["importances"]  # continued on a second line
-    assert "mean ± sd over seeds" in texts["finals"]
+    assert "mean ± sd over seeds" in texts["tested"]
     assert "parameters, millions" in texts["one"]
 
 
@@ -417,7 +417,7 @@ def test_every_retrained_network_has_its_own_mark_and_name(
     first = some_finals(records[0], point="$x$ and $y$")
     lower = [replace(final, accuracies=tuple(value / 2 for value in final.accuracies)) for final in first.finals]
     two = make_report(records, retrained=[first, replace(first, study="_two", finals=tuple(lower))])
-    axes = drawn_by(monkeypatch, lambda: plot_finals(two, tmp_path / "finals.svg"))
+    axes = drawn_by(monkeypatch, lambda: plot_tested(two, tmp_path / "tested.svg"))
     tested = [final for final in first.finals if final.accuracies]
     places = [(final.macs / 1e6, share * final.mean) for share in (100, 50) for final in tested]
     notes = [text for text in axes.texts if isinstance(text, Annotation)]
@@ -427,7 +427,7 @@ def test_every_retrained_network_has_its_own_mark_and_name(
     bars = [bar for container in axes.containers for bar in container.lines[2][0].get_segments()]
     assert [len(bar) for bar in bars] == [2, 0, 2, 2, 0, 2]
     assert len([line for line in axes.lines if line.get_drawstyle() == "steps-post"]) == 2
-    text = (tmp_path / "finals.svg").read_text(encoding="utf-8")
+    text = (tmp_path / "tested.svg").read_text(encoding="utf-8")
     assert text.count("$x$ and $y$") == len(places) and "two@paper<" in text
 
 
@@ -442,7 +442,7 @@ def test_the_front_of_two_costs_differs_from_the_line_of_one_cost(
     retrained = replace(some_finals(records[0]), finals=(first, small, beaten))
     for axis, best in (("macs", [first, beaten]), ("params", [small, first])):  # the line continues to the highest cost
         report = make_report(records[:1], retrained=[retrained], axis=axis)
-        axes = drawn_by(monkeypatch, lambda report=report: plot_finals(report, tmp_path / "finals.svg"))
+        axes = drawn_by(monkeypatch, lambda report=report: plot_tested(report, tmp_path / "tested.svg"))
         shown = {text.get_text() for text in axes.get_legend().get_texts()}
         assert shown == {"best for the cost shown", "front by means", "the paper's"}
         (line,) = (line for line in axes.lines if line.get_drawstyle() == "steps-post")
@@ -464,7 +464,7 @@ def test_a_study_has_one_colour_in_all_figures(
     many = replace(report, studies=tuple(some), tested=tuple(tested))
     file = tmp_path / "figure.svg"
     fronts = drawn_by(monkeypatch, lambda: plot_front(many, file))
-    finals = drawn_by(monkeypatch, lambda: plot_finals(many, file))
+    finals = drawn_by(monkeypatch, lambda: plot_tested(many, file))
     history, _ = all_drawn_by(monkeypatch, lambda: plot_history(many.studies, file))
     colours = [
         [line.get_color() for line in axes.lines if line.get_drawstyle() == "steps-post"]
@@ -472,7 +472,7 @@ def test_a_study_has_one_colour_in_all_figures(
     ]
     assert colours == [list(PALETTE[1:13]), list(PALETTE[1:13]), list(PALETTE[2:13])]
     assert len(set(PALETTE)) == 20
-    alone = drawn_by(monkeypatch, lambda: plot_finals(replace(many, tested=many.tested[:1]), file))
+    alone = drawn_by(monkeypatch, lambda: plot_tested(replace(many, tested=many.tested[:1]), file))
     assert {line.get_color() for line in alone.lines if line.get_linestyle() != ":"} == {PALETTE[2]}
 
 
