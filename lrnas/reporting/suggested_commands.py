@@ -19,6 +19,9 @@ from lrnas.study.study import Study, Trial
 CHECKPOINT = "checkpoint.json"
 """Copy of `training.checkpoint.RECORD`, the file that every checkpoint has; importing that module would load torch."""
 
+HINT = " (DATA is where the images are, as in the search)"
+"""Beside commands with `$DATA`: a page that is passed on should not name folders of its author's machine."""
+
 
 @dataclass(frozen=True, slots=True)
 class ShellLine:
@@ -41,8 +44,7 @@ def shell_lines(study: Study, trials: Iterable[Trial], where: Whereabouts) -> li
     """
     manifest, options, quoted = study.manifest, where.options(), shlex.quote(study.name)
     data, file_name = manifest["data"], _file_name(study.name)
-    place = '"$DATA"' if study.images is None else shlex.quote(study.images)
-    images = f"--data {data}" if data in SETS else f"--data {place} --image-size {manifest['image_size']}"
+    images = f"--data {data}" if data in SETS else f'--data "$DATA" --image-size {manifest["image_size"]}'
     option, hint, beside = _retrain_parts(study)
     compare = ", and compare them" if beside else ", and test it"
     has_own_code = manifest.get("trainable") is not None  # then only a search can train its networks
@@ -55,7 +57,8 @@ def shell_lines(study: Study, trials: Iterable[Trial], where: Whereabouts) -> li
         yield ShellLine("Write its description to a file", f"echo {shlex.quote(trial.description)} > {file}")
         if not has_own_code:
             line = f"lrnas reproduce {file} {images} {recipe}"
-            yield ShellLine(f"Train it again as the study did, and test it{hint}", line)
+            where_images = "" if data in SETS else HINT
+            yield ShellLine(f"Train it again as the study did, and test it{where_images}", line)
             line = f"lrnas retrain {quoted} --trials {trial.number}{options}{option} --seeds 3"
             yield ShellLine(f"Train it{beside} in full, over three seeds{compare}{hint}", line)
         if ":" in study.name:  # `lrnas export` would read a part of it as the number of a trial
@@ -97,7 +100,7 @@ def _retrain_parts(study: Study) -> tuple[str, str, str]:
     manifest = study.manifest
     known = manifest["data"] in SETS or study.images is not None
     option = "" if known else ' --data "$DATA"'
-    hint = "" if known else " (DATA is where the images are, as in the search)"
+    hint = "" if known else HINT
     return option, hint, " and the paper's networks" if manifest["space"]["points"] else ""
 
 
