@@ -36,7 +36,7 @@ from lrnas.searching.proposals import Proposal
 from lrnas.searching.ray_cluster import pick_workers, running_ray, tries_mps
 from lrnas.searching.runs import Chosen, Runs
 from lrnas.searching.settings import SECONDS, read_value
-from lrnas.searching.setup import read_start
+from lrnas.searching.setup import read_start, tell_few_images
 from lrnas.searching.trials_per_gpu import Measurement, share_gpus
 from lrnas.study.folder import LEVEL_FOLDERS, create_optuna_study, trials_folder
 from lrnas.study.ledger import Ledger
@@ -428,6 +428,7 @@ class _Training:
         )
         self.recipe = make_recipe(changes=changes)
         self.remarks = tell_small_batches(self.recipe, make_recipe(changes=changes, num_images=sys.maxsize), number)
+        self.remarks += tell_few_images(self.data.num_images[2], "test images")
         fields = self.recipe.to_dict()
         try:
             unchanged = make_recipe().to_dict()

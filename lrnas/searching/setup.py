@@ -36,8 +36,8 @@ from lrnas.training.job import OWN_DATA, Images, Job, Start
 if TYPE_CHECKING:
     from lrnas.profiling.latency_table import Conditions, Latency
 
-FEW_IMAGES = 100
-"""Number of validation images below which a remark says how coarse their accuracy is."""
+FEW_IMAGES = 200
+"""Number of validation or test images below which a remark says how coarse their accuracy is."""
 QUICK_EPOCHS = {"digits": {"short": 3, "full": 9}}
 """Epochs in place of the recipe's, by data set and level, for data sets that are learned quickly."""
 EARLY_CROPS = {"nin": {32: 24}}
@@ -97,10 +97,8 @@ class SearchTraining:
             self.data, num_images, own_crops = Images.of(loaded), len(loaded.train), loaded.own_crops
             self.remarks, self.classes = loaded.remarks(), tuple(loaded.classes)
             self.num_images = loaded.num_images
-            if (number := len(loaded.val)) < FEW_IMAGES:
-                origin = f" ({loaded.split})" if loaded.split else ""
-                worth = f"each is {100 / number:.1f} points of accuracy"
-                self.remarks.append(f"networks are compared by only {number} validation images{origin}: {worth}")
+            origin = f" ({loaded.split})" if loaded.split else ""
+            self.remarks += tell_few_images(len(loaded.val), f"validation images{origin}")
         else:
             self.data_name, self._loaded = OWN_DATA, None
             self.data, num_images, own_crops = own, sys.maxsize, True  # the number of images is unknown
@@ -423,6 +421,17 @@ class SearchTraining:
         return [*map(self._deployed, self.named().values())] or [
             Architecture(backbone) for backbone in self.space.backbones
         ]
+
+
+def tell_few_images(number: int, what: str) -> list[str]:
+    """A remark on images by which networks are compared, if there are few of them; else none.
+
+    Args:
+        number: Number of these images.
+        what: Which images they are.
+    """
+    worth = f"each is {100 / number:.1f} points of accuracy"
+    return [f"networks are compared by only {number} {what}: {worth}"] * (number < FEW_IMAGES)
 
 
 def read_start(file: str, backbones: Sequence[str]) -> Start:

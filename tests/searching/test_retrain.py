@@ -31,6 +31,7 @@ from lrnas.searching.ray_tune import _StudySearcher, run_trials
 from lrnas.searching.retrain import _choose, _open, _Training, plan_retraining, retrain
 from lrnas.searching.runs import Runs
 from lrnas.searching.search import search
+from lrnas.searching.setup import tell_few_images
 from lrnas.study.folder import trial_folder, trials_folder
 from lrnas.study.ledger import MOST_LOSSES
 from lrnas.study.manifest import StudyError, keep_images, keep_limits
@@ -187,6 +188,19 @@ def test_costs_are_those_of_the_images_it_is_trained_on() -> None:
     study = make_proposals().study
     network = SPACE.points["nin"]
     assert training(study, crop=6).cost(network)["macs"] < training(study).cost(network)["macs"] == 13_291_008
+
+
+def test_few_images_are_told() -> None:
+    study = make_proposals().study
+    assert training(study, epochs=1).remarks == [
+        "images per step: 32 instead of the recipe's 128, learning rate 0.05 instead of 0.1, because there are only "
+        "1,222 training images; --set batch_size=… changes that"
+    ]
+    assert training(study, batch_size=64).remarks == []
+    assert tell_few_images(107, "test images") == [
+        "networks are compared by only 107 test images: each is 0.9 points of accuracy"
+    ]
+    assert tell_few_images(200, "test images") == []
 
 
 def test_latency_is_measured_before_runs_if_the_search_has_it_as_an_objective(

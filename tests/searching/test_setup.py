@@ -63,7 +63,7 @@ def test_short_trainings_of_nins_begin_with_smaller_crops(monkeypatch: pytest.Mo
     ("model", "share"), [("vit_tiny_patch16_224", "2.3 %"), ("efficientnet_b0", "2.8 %"), ("resnet18", "")]
 )
 def test_a_remark_says_if_a_space_can_save_little(model: str, share: str, tmp_path: Path) -> None:
-    write_set(tmp_path, {"train": 34, "val": 34, "test": 1})
+    write_set(tmp_path, {"train": 34, "val": 70, "test": 1})
     settings = SearchSettings(space=f"timm:{model}", budget=1)
     remarks = SearchTraining(settings, load_space(settings.space), f"folder:{tmp_path}", None).remarks
     told = f"only {share} of the MACs of timm:{model} are in layers that this space changes: a search can save little "
@@ -71,7 +71,7 @@ def test_a_remark_says_if_a_space_can_save_little(model: str, share: str, tmp_pa
 
 
 def test_a_remark_says_if_batches_are_smaller_than_the_recipe_s(tmp_path: Path) -> None:
-    write_set(tmp_path, {"train": 100, "val": 34, "test": 1})
+    write_set(tmp_path, {"train": 100, "val": 70, "test": 1})
 
     def remarks(trainable: Trainable | None = None, norms: bool = True, **changes: float) -> list[str]:
         settings = SearchSettings(space="nin", budget=1, set=changes)
