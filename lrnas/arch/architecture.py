@@ -374,8 +374,8 @@ class Architecture(NotebookView):
     """A network: a backbone and the differences from it. A setting of None means: the same as in the backbone.
 
     Args:
-        backbone: vgg11, vgg13, vgg16, vgg19, vgg_deep, googlenet, nin, nin_3x3, nin_deep, or timm:NAME for any CNN of
-            timm.
+        backbone: vgg11, vgg13, vgg16, vgg19, vgg_deep, googlenet, googlenet_3pools (without the first pool), nin,
+            nin_3x3, nin_deep, or timm:NAME for any CNN of timm.
         layers: Allocations by layer name; "*" is every k×k layer without an entry of its own.
         pool: Final pooling over the whole map: "max" or "avg"; "none" keeps the map (VGG's original 7×7 head).
         stem_stride: Stride of the first convolution: 1, 2 or 4.

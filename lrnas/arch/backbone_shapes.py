@@ -164,6 +164,10 @@ class Walk:
             x = self.conv(x, name, width, kernel, 1 if i else stride, path_of(name, i))
         return x
 
+    def width_of(self, name: str, kernel: int) -> float:
+        """Number of filters of a layer as a multiple of the backbone's; 0 if it is left out."""
+        return self._find_allocation(name, f"{name}.conv", kernel).width
+
     def _find_allocation(self, name: str, path: str, kernel: int) -> Allocation:
         """The allocation of a layer. The architecture can refer to the layer by its name or by its path."""
         layers = self.architecture.layers
@@ -263,8 +267,11 @@ def _walk_vgg(stages: tuple[tuple[int, ...], ...], walk: Walk) -> None:
     walk.linear(x[0], "fc8", walk.num_classes, "classifier")
 
 
+INCEPTION_PARTS = ("conv1x1", "reduce3x3", "conv3x3", "reduce5x5", "conv5x5", "pool_proj")
+"""The layers of an inception module."""
+GOOGLENET_HEADS = ("4a", "4d")
+"""The inception modules that an auxiliary head follows, if they are there."""
 GOOGLENET_MODULES: dict[str, tuple[int, int, int, int, int, int]] = {
-    # 1×1, 3×3 reduce, 3×3, 5×5 reduce, 5×5, pool projection
     "3a": (64, 96, 128, 16, 32, 32),
     "3b": (128, 128, 192, 32, 96, 64),
     "4a": (192, 96, 208, 16, 48, 64),
@@ -275,11 +282,30 @@ GOOGLENET_MODULES: dict[str, tuple[int, int, int, int, int, int]] = {
     "5a": (256, 160, 320, 32, 128, 128),
     "5b": (384, 192, 384, 48, 128, 128),
 }
-"""Widths of the layers of each inception module, as in Caffe's bvlc_googlenet."""
+"""Widths of the layers of each inception module, as in Caffe's bvlc_googlenet.
+
+The digit is the stage. An architecture can leave out all but the first module of a stage: a module without 3×3 layer is
+left out, and so are the modules after it in its stage."""
 
 
-def _walk_googlenet(pool_padding: int, walk: Walk) -> None:
-    if pool_padding and (walk.image[1], walk.choices.stem_stride) != (224, 2):
+class GoogLeNetPools(NamedTuple):
+    """The pools of stride 2 of a GoogLeNet."""
+
+    has_first: bool = True
+    """Whether there is one after the first layer. Without it, all maps after this layer have twice as many rows."""
+    padding: int = 0
+
+
+GOOGLENET_POOLS = {
+    "googlenet": GoogLeNetPools(),
+    "googlenet_3pools": GoogLeNetPools(has_first=False),  # for small images
+    "googlenet_padded": GoogLeNetPools(padding=1),  # with the maps that the paper used to count its googlenet-lr
+}
+"""The pools of each GoogLeNet."""
+
+
+def _walk_googlenet(pools: GoogLeNetPools, walk: Walk) -> None:
+    if pools.padding and (walk.image[1], walk.choices.stem_stride) != (224, 2):
         raise InvalidArchitecture(
             f"googlenet_padded needs input 224 and stem_stride 2, as in the paper; got {walk.image[1]} and "
             f"{walk.choices.stem_stride}; use googlenet"
@@ -290,15 +316,23 @@ def _walk_googlenet(pool_padding: int, walk: Walk) -> None:
             walk.steps.append(Step(name, "local norm", x, x))
 
     x = walk.conv(walk.image, "conv1", 64, 7, walk.choices.stem_stride)
-    x = walk.pool(x, "pool1", 3, 2, pool_padding)
+    if pools.has_first:
+        x = walk.pool(x, "pool1", 3, 2, pools.padding)
     local_norm(x, "norm1")
     x = walk.conv(x, "conv2_reduce", 64)
     x = walk.conv(x, "conv2", 192, 3)
     local_norm(x, "norm2")
+    left_out = ""
     for module, widths in GOOGLENET_MODULES.items():
-        if module in ("3a", "4a", "5a"):
-            x = walk.pool(x, f"pool{int(module[0]) - 1}", 3, 2, pool_padding)
-        name = f"inception_{module}"
+        stage, name = module[0], f"inception_{module}"
+        if module.endswith("a"):
+            x = walk.pool(x, f"pool{int(stage) - 1}", 3, 2, pools.padding)
+        elif left_out == stage or not walk.width_of(f"{name}.conv3x3", 3):
+            if left_out != stage:
+                walk.left_out.append(name)
+            left_out = stage
+            walk.used.update(f"{name}.{part}{end}" for part in INCEPTION_PARTS for end in ("", ".conv"))
+            continue
         branches = (
             walk.conv(x, f"{name}.conv1x1", widths[0]),
             walk.conv(walk.conv(x, f"{name}.reduce3x3", widths[1]), f"{name}.conv3x3", widths[2], 3),
@@ -307,14 +341,14 @@ def _walk_googlenet(pool_padding: int, walk: Walk) -> None:
         )
         x = (sum(branch[0] for branch in branches), x[1], x[2])
         walk.steps.append(Step(f"{name}.concat", "concat", x, x, tuple(branch[0] for branch in branches)))
-        if module in ("4a", "4d"):
-            grid = 4 + pool_padding
+        if module in GOOGLENET_HEADS:
+            grid = 4 + pools.padding
             head = walk.plain((x[0], grid, grid), f"aux_{module}.conv", 128, role="auxiliary")
             walk.linear(head[0] * grid * grid, f"aux_{module}.fc1", 1024, "auxiliary")
             walk.linear(1024, f"aux_{module}.fc2", walk.num_classes, "auxiliary")
     walk.pool_all(x)
     # with padded pools, Caffe's fixed 7×7 window pools the 8×8 map to 2×2, and the classifier gets all four values
-    walk.linear(x[0] * (4 if pool_padding else 1), "classifier", walk.num_classes, "classifier")
+    walk.linear(x[0] * (4 if pools.padding else 1), "classifier", walk.num_classes, "classifier")
 
 
 def _nin_blocks(*kernels: Mapping[str, int]) -> tuple[NinBlock, ...]:
@@ -361,9 +395,16 @@ BACKBONES = {
         name: Backbone(partial(_walk_vgg, stages), 224, ("none", "max", "avg"), ("mlp", "linear"))
         for name, stages in VGG_STAGES.items()
     },
-    "googlenet": Backbone(partial(_walk_googlenet, 0), 224, ("avg", "max"), ("linear",), stem_stride=2),
-    # with the maps that the paper used to count its googlenet-lr: every stride-2 pool is padded by 1
-    "googlenet_padded": Backbone(partial(_walk_googlenet, 1), 224, ("avg",), ("linear",), stem_stride=2),
+    **{
+        name: Backbone(
+            partial(_walk_googlenet, pools),
+            224,
+            ("avg",) if pools.padding else ("avg", "max"),
+            ("linear",),
+            stem_stride=2,
+        )
+        for name, pools in GOOGLENET_POOLS.items()
+    },
     **{
         name: Backbone(partial(_walk_nin, blocks), 30, ("avg", "max"), ("conv",), num_classes=10)
         for name, blocks in NIN_BLOCKS.items()

@@ -21,7 +21,15 @@ from timm.models.vgg import VGG, ConvMlp
 from torch import Tensor, nn
 from torch.fx import GraphModule, Proxy, Tracer
 
-from lrnas.arch.backbone_shapes import GOOGLENET_MODULES, NIN_BLOCKS, NinBlock
+from lrnas.arch.backbone_shapes import (
+    GOOGLENET_HEADS,
+    GOOGLENET_MODULES,
+    GOOGLENET_POOLS,
+    INCEPTION_PARTS,
+    NIN_BLOCKS,
+    GoogLeNetPools,
+    NinBlock,
+)
 from lrnas.layers.conv import ConvBlock
 
 
@@ -342,10 +350,10 @@ class AuxiliaryHead(nn.Module):
 class GoogLeNet(_Backbone):
     """GoogLeNet as in Caffe's bvlc_googlenet, including local response norms.
 
-    In training it returns `(logits, auxiliary_4a, auxiliary_4d)`, in evaluation `logits`. With `aux_logits=False` it
-    has no auxiliary heads and always returns logits. With batch norm it has no local response norms. With
-    `pool_padding=1` its maps have 112, 57, 29, 15 and 8 rows, for which the paper counted its low-rank variants; the
-    input must then be 224×224.
+    In training it returns `(logits, auxiliary_4a, auxiliary_4d)`, without the last one if there is no module 4d; in
+    evaluation `logits`. With `aux_logits=False` it has no auxiliary heads and always returns logits. With batch norm it
+    has no local response norms. Inception modules whose 3×3 layer has width 0 are left out. With padded pools its maps
+    have 112, 57, 29, 15 and 8 rows, for which the paper counted its low-rank variants; the input must then be 224×224.
     """
 
     classifier_name = "fc"
@@ -361,7 +369,7 @@ class GoogLeNet(_Backbone):
         drop_rate: float = 0.0,
         aux_logits: bool = True,
         aux_drop_rate: float = 0.7,
-        pool_padding: int = 0,
+        pools: GoogLeNetPools = GOOGLENET_POOLS["googlenet"],
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -369,54 +377,61 @@ class GoogLeNet(_Backbone):
         widths = widths or {}
         place: dict[str, Any] = {"device": device, "dtype": dtype}
         block = {"batch_norm": batch_norm, **place}
-        self.pool_padding = pool_padding
+        self.pools = pools
         norm: Any = nn.Identity if batch_norm else partial(nn.LocalResponseNorm, 5, alpha=1e-4, beta=0.75)
-        pool = partial(nn.MaxPool2d, 3, stride=2, padding=pool_padding, ceil_mode=True)
+        pool = partial(nn.MaxPool2d, 3, stride=2, padding=pools.padding, ceil_mode=True)
         stem = (widths.get("conv1", 64), widths.get("conv2_reduce", 64), widths.get("conv2", 192))
+        reduction = stem_stride
         self._add("conv1", ConvBlock(in_chans, stem[0], 7, stem_stride, **block))
-        self._add_level("conv1", stem[0], stem_stride)
-        self._add("pool1", pool())
+        if pools.has_first:
+            self._add_level("conv1", stem[0], reduction)
+            self._add("pool1", pool())
+            reduction *= 2
         self._add("norm1", norm())
         self._add("conv2_reduce", ConvBlock(stem[0], stem[1], 1, **block))
         self._add("conv2", ConvBlock(stem[1], stem[2], 3, **block))
         self._add("norm2", norm())
-        channels, reduction, aux_channels = stem[2], 2 * stem_stride, {}
-        self._add_level("norm2", channels, reduction)
-        parts = ("conv1x1", "reduce3x3", "conv3x3", "reduce5x5", "conv5x5", "pool_proj")
+        channels, aux_channels = stem[2], {}
         for module, own in GOOGLENET_MODULES.items():
-            if module in ("3a", "4a", "5a"):
+            name = f"inception_{module}"
+            wanted = [widths.get(f"{name}.{part}", width) for part, width in zip(INCEPTION_PARTS, own, strict=True)]
+            if not wanted[INCEPTION_PARTS.index("conv3x3")]:
+                continue
+            if module.endswith("a"):
+                self._add_level(self.body[-1], channels, reduction)
                 self._add(f"pool{int(module[0]) - 1}", pool())
                 reduction *= 2
-            name = f"inception_{module}"
-            wanted = [widths.get(f"{name}.{part}", width) for part, width in zip(parts, own, strict=True)]
             inception = Inception(channels, wanted, **block)
             self._add(name, inception)
-            channels = aux_channels[module] = inception.out_chs
-            if module in ("3b", "4e", "5b"):
-                self._add_level(name, channels, reduction)
+            channels = aux_channels[name] = inception.out_chs
+        self._add_level(self.body[-1], channels, reduction)
         self.num_features = self.head_hidden_size = channels
         self.global_pool = self._make_pool(global_pool)
         self.head_drop = nn.Dropout(drop_rate)
         self.fc = self._make_classifier(num_classes, **place)
         self.aux_logits = aux_logits and num_classes > 0
-        for module in ("4a", "4d") if self.aux_logits else ():
-            head = AuxiliaryHead(aux_channels[module], num_classes, 4 + pool_padding, aux_drop_rate, **place)
-            self.add_module(f"aux_{module}", head)
+        self.heads = {
+            f"inception_{name}": f"aux_{name}" for name in GOOGLENET_HEADS if f"inception_{name}" in self.body
+        }
+        """Names of the auxiliary heads by those of the modules before them."""
+        for module, head in self.heads.items() if self.aux_logits else ():
+            grid = 4 + pools.padding
+            self.add_module(head, AuxiliaryHead(aux_channels[module], num_classes, grid, aux_drop_rate, **place))
 
     def _make_pool(self, pool_type: str) -> nn.Module:
-        if self.pool_padding:  # Caffe's fixed window, which pools the 8×8 map to 2×2
+        if self.pools.padding:  # Caffe's fixed window, which pools the 8×8 map to 2×2
             assert pool_type == "avg", "padded pools are for the paper's network, which has an average pool"
             return nn.Sequential(nn.AvgPool2d(7, stride=1), nn.Flatten())
         return super()._make_pool(pool_type)
 
     def _make_classifier(self, num_classes: int, **place: Any) -> nn.Module:
-        features = self.num_features * (4 if self.pool_padding else 1)
+        features = self.num_features * (4 if self.pools.padding else 1)
         return nn.Linear(features, num_classes, **place) if num_classes else nn.Identity()
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """Replace the last layers of the network and of its auxiliary heads. With 0 classes the heads are removed."""
         super().reset_classifier(num_classes, global_pool)
-        for name in ("aux_4a", "aux_4d") if self.aux_logits else ():
+        for name in self.heads.values() if self.aux_logits else ():
             if num_classes:
                 head = getattr(self, name)
                 head.fc2 = nn.Linear(head.fc2.in_features, num_classes, **get_device_dtype(self))
@@ -434,8 +449,8 @@ class GoogLeNet(_Backbone):
         auxiliary = []
         for name, module in self._steps():
             x = self._run(module, x)
-            if name in ("inception_4a", "inception_4d"):
-                auxiliary.append(getattr(self, name.replace("inception", "aux"))(x))
+            if name in self.heads:
+                auxiliary.append(getattr(self, self.heads[name])(x))
         return (self.forward_head(x), *auxiliary)
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from lrnas._arguments import checked
 from lrnas.arch.architecture import Architecture, Pool
-from lrnas.arch.backbone_shapes import NIN_BLOCKS, VGG_STAGES
+from lrnas.arch.backbone_shapes import GOOGLENET_MODULES, GOOGLENET_POOLS, NIN_BLOCKS, VGG_STAGES
 from lrnas.errors import ConversionError, InvalidArgument, closest
 from lrnas.layers.init import Rule, initialise
 from lrnas.models.backbones import GoogLeNet, NiN, Vgg, VggGlobalPool, vgg_layers
@@ -22,7 +22,7 @@ from lrnas.models.convert import replace_conv
 from lrnas.models.plan import TIMM, Plan, make_plan, native_num_classes, resolve_backbone, timm_config
 from lrnas.models.pretrained import approximate
 
-_RESERVED = {"stem_stride", "batch_norm", "norm_layer", "conv_layer", "widths", "blocks", "hidden", "pool_padding"}
+_RESERVED = {"stem_stride", "batch_norm", "norm_layer", "conv_layer", "widths", "blocks", "hidden", "pools"}
 """Arguments of the backbones that callers cannot give, because the architecture sets them."""
 _ARGUMENTS = ("num_classes", "in_chans", "init", "drop_rate", "global_pool", "device", "dtype", "aux_logits")
 """Arguments of `create_model` that are suggested if one is misspelt."""
@@ -148,8 +148,10 @@ def _create_backbone(plan: Plan, **kwargs: Any) -> nn.Module:
     kwargs.setdefault("global_pool", choices.pool)
     kwargs |= {"stem_stride": choices.stem_stride, "batch_norm": choices.batch_norm}
     widths = {conv.name: conv.mix.out_channels for conv in plan.convs}
-    if plan.backbone.startswith("googlenet"):
-        return GoogLeNet(widths, pool_padding=int(plan.backbone == "googlenet_padded"), **kwargs)
+    if plan.backbone in GOOGLENET_POOLS:
+        spatial = (f"inception_{module}.conv3x3" for module in GOOGLENET_MODULES)
+        left_out = {name: 0 for name in spatial if name not in widths}
+        return GoogLeNet(widths | left_out, pools=GOOGLENET_POOLS[plan.backbone], **kwargs)
     blocks = NIN_BLOCKS[plan.backbone]
     left_out = {name: 0 for block in blocks for name in (*block.spatial, *block.mixing) if name not in widths}
     return NiN(widths | left_out, blocks, **kwargs)

@@ -330,6 +330,9 @@ def timm_config(architecture: Architecture, input_size: int | None = None) -> di
     plan = make_plan(architecture, size)
     stem, last = plan.convs[0], plan.convs[-1].name
     parts = () if stem.mix.is_plain else tuple(f"{stem.path}.conv{group.shape}" for group in stem.mix.groups)
+    if isinstance(classifier, tuple):  # GoogLeNet's auxiliary heads
+        there = {layer.name for layer in plan.cost.layers}
+        classifier = tuple(name for name in classifier if name in there or not name.startswith("aux_"))
     map_size = next(layer.output[1] for layer in plan.cost.layers if layer.name == last)
     if plan.choices and plan.choices.pool == "none":  # VGG's fifth pool
         map_size //= 2

@@ -6,7 +6,7 @@ all layers do, in each case within one `[[space.vary]]` table. Layers in `[space
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from typing import Any
@@ -165,7 +165,7 @@ class _Grouping:
                 self.fail(f"{layer.backbone}: {error}", "space", "vary", i, "present")
 
     def check_depth(self, group: Group, i: int) -> None:
-        """Refuse depths that the group does not have, or that would also leave out layers of other groups."""
+        """Refuse depths that the group does not have, or that would also leave out all layers of another group."""
         where = ("space", "vary", i, "depth")
         for depth in group.axes["depth"].values:
             for backbone in () if depth == "all" else dict.fromkeys(layer.backbone for layer in group.layers):
@@ -179,10 +179,16 @@ class _Grouping:
                 except (InvalidArchitecture, ConversionError) as error:
                     self.fail(f"{backbone}: {error}", *where)
                 kept = {conv.name for conv in plan.convs}
-                others = [own.name for own in self.layers if own.backbone == backbone and own.name not in left_out]
-                if missing := [name for name in others if name not in kept]:
-                    got = f"without {left_out[0]} there is no {missing[0]}, which does not vary with it"
-                    self.fail(f"{got}; put both in one entry and stage", *where)
+                for other in self.layers:
+                    if other.backbone == backbone and other.name not in kept and other.name not in left_out:
+                        self.check_effect(other.name, kept, left_out[0], i)
+
+    def check_effect(self, layer: str, kept: Collection[str], left_out: str, i: int) -> None:
+        """Refuse to leave out a layer that has no parameters, or the last one that has these parameters."""
+        place = (self.entries.get(layer), self.stages.get(layer))
+        if place[0] is None or not any((self.entries.get(name), self.stages.get(name)) == place for name in kept):
+            got = f"without {left_out} there is no {layer}, which does not vary with it"
+            self.fail(f"{got}; put both in one entry and stage", "space", "vary", i, "depth")
 
 
 def _make_parameter(group: str, axis: str, given: Mapping[str, tuple[Any, ...]]) -> Parameter:

@@ -120,6 +120,7 @@ def test_spaces(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "spaces", "--json")
     assert [(space["name"], space["dimension"]) for space in json.loads(out)] == [
         ("googlenet", 33),
+        ("googlenet-deep", 31),
         ("googlenet-small", 27),
         ("nin", 22),
         ("nin-deep", 43),

@@ -9,7 +9,7 @@ from torch import nn
 import lrnas
 from lrnas.arch.architecture import Allocation, Architecture
 from lrnas.arch.backbone_shapes import VGG_STAGES
-from lrnas.errors import ConversionError
+from lrnas.errors import ConversionError, InvalidArchitecture
 from lrnas.models.backbones import vgg_layers
 from lrnas.models.build import create_model
 
@@ -142,6 +142,31 @@ def test_googlenet_has_auxiliary_heads_while_training_only() -> None:
     assert make("googlenet", num_classes=0).train()(x).shape == (2, 1024)
     model.reset_classifier(0)
     assert model.train()(x).shape == (2, 1024)
+
+
+def test_googlenets_with_fewer_modules_and_pools() -> None:
+    shorter = {"inception_4c.conv3x3": Allocation(width=0), "inception_5b.conv3x3": Allocation(width=0)}
+    network = Architecture(
+        "googlenet_3pools", {**shorter, "inception_4e.conv5x5": Allocation(width=0.5)}, stem_stride=1
+    )
+    plan = lrnas.make_plan(network, 32, 10)
+    modules = list(dict.fromkeys(conv.name.partition(".")[0] for conv in plan.convs if "inception" in conv.name))
+    assert modules == ["inception_3a", "inception_3b", "inception_4a", "inception_4b", "inception_5a"]
+    rows = {conv.name: layer.output[1] for conv in plan.convs for layer in plan.cost.layers if layer.name == conv.name}
+    assert (rows["conv2"], rows["inception_3b.conv3x3"], rows["inception_5a.conv1x1"]) == (32, 16, 4)
+    model = create_model(network, 10)
+    assert [info["reduction"] for info in model.feature_info] == [1, 2, 4, 8]
+    assert model.default_cfg["classifier"] == ("fc", "aux_4a.fc2")
+    x = torch.randn(2, 3, 32, 32)
+    assert [tuple(output.shape) for output in model.train()(x)] == [(2, 10)] * 2
+    counted = sum(p.numel() for name, p in model.named_parameters() if not name.startswith("aux"))
+    assert counted == plan.cost.params
+    maps = model.eval().forward_intermediates(x, intermediates_only=True)
+    assert [tuple(one.shape[1:]) for one in maps] == [(192, 32, 32), (480, 16, 16), (512, 8, 8), (832, 4, 4)]
+    with pytest.raises(InvalidArchitecture, match=r"inception_4a.conv3x3 cannot be left out"):
+        lrnas.make_plan(Architecture("googlenet", {"inception_4a.conv3x3": Allocation(width=0)}))
+    with pytest.raises(InvalidArchitecture, match=r"inception_4b.conv5x5 cannot be left out"):
+        lrnas.make_plan(Architecture("googlenet", {"inception_4b.conv5x5": Allocation(width=0)}))
 
 
 def test_batch_norm_takes_the_place_of_biases() -> None:

@@ -24,7 +24,8 @@ from lrnas.spaces import parameters, toml_file
 from lrnas.spaces.space import Parameter, SearchSpace, load_space, named_spaces
 
 PAPER_SPACES = ("googlenet", "nin", "vgg11")
-SPACES = ("googlenet", "googlenet-small", "nin", "nin-deep", "vgg-deep", "vgg11")
+SPACES = ("googlenet", "googlenet-deep", "googlenet-small", "nin", "nin-deep", "vgg-deep", "vgg11")
+WITH_DEPTHS = ("googlenet-deep", "vgg-deep")
 HALF = Allocation.composite(vertical=0.5, horizontal=0.5)
 DOCS = Path(lrnas.__file__).parent.parent / "docs" / "spaces.md"
 OWN = """\
@@ -54,7 +55,7 @@ def points(draw: st.DrawFn, spaces: tuple[str, ...] = SPACES) -> tuple[SearchSpa
     name = draw(st.sampled_from(spaces))
     space = load_space(
         name,
-        granularity=draw(st.sampled_from((None, "stage", *(() if name == "vgg-deep" else ("network", "layer"))))),
+        granularity=draw(st.sampled_from((None, "stage", *(() if name in WITH_DEPTHS else ("network", "layer"))))),
         batch_norm=draw(st.sampled_from((None, True))) if spaces == SPACES else None,
     )
     return space, {parameter.name: draw(st.sampled_from(parameter.values)) for parameter in space.parameters}
@@ -65,6 +66,7 @@ def test_the_spaces_of_lrnas() -> None:
     sizes = {name: (load_space(name).dimension, load_space(name).granularity) for name in SPACES}
     assert sizes == {
         "googlenet": (33, "stage"),
+        "googlenet-deep": (31, "stage"),
         "googlenet-small": (27, "stage"),
         "nin": (22, "layer"),
         "nin-deep": (43, "layer"),
@@ -640,7 +642,7 @@ def test_the_depth_of_a_stage(tmp_path: Path) -> None:
         ("vgg_deep", 'layers = "conv1_*"\ndepth = 100', "got 100 for conv1_1, conv1_2, conv1_3; choose 3 or less"),
         ("vgg_deep", 'layers = "conv1_*"\ndepth = 0', "depth must be a whole number above 0; got 0"),
         ("vgg_deep", 'layers = ["conv1_1", "conv1_2"]\ndepth = [1, 2]', "without conv1_2 there is no conv1_3"),
-        ("googlenet", 'layers = "*.conv3x3"\ndepth = [1, 2]', "inception_3b.conv3x3 cannot be left out"),
+        ("googlenet", 'layers = "*.conv3x3"\ndepth = [1, 2]', "inception_4a.conv3x3 cannot be left out"),
     ],
 )
 def test_depths_that_are_refused(tmp_path: Path, backbone: str, entry: str, message: str) -> None:
