@@ -263,10 +263,10 @@ def _paper_trials(study: Study, trials: list[Trial]) -> list[Trial]:
 
 def _optional(study: Study) -> list[str]:
     """Columns of a table of networks that a narrow terminal leaves out, the first ones first; no objectives."""
-    from lrnas.study.verdicts import WORDS
+    from lrnas.study.retrained import COST_WORDS
 
     columns = ("parameters", "share", "latency share", "promised", "n", "MACs", "trial")
-    return [column for column in columns if column not in {WORDS.get(name) for name in study.costs}]
+    return [column for column in columns if column not in {COST_WORDS.get(name) for name in study.costs}]
 
 
 def _print_front(study: Study, level: str) -> None:

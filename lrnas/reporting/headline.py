@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from lrnas._messages import percent
 from lrnas.reporting.report import Report, StudyReport
 from lrnas.reporting.retrained_report import Tested
-from lrnas.study.retrained import Final
-from lrnas.study.verdicts import WORDS
+from lrnas.study.retrained import COST_WORDS, Final
 
 LIMITS = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
 """Shares of the dense network's cost; the most accurate network within each of them is one of the best few."""
@@ -122,9 +121,9 @@ def make_headline(study: StudyReport, cost: str, tested: Tested | None = None) -
         among = f"chosen by validation accuracy among {len(others)} of {number} networks {done}"
     value = best.costs[cost]
     if limit is None or value is None:
-        size = "" if value is None else f" with {value:,.0f} {WORDS[cost]}"
+        size = "" if value is None else f" with {value:,.0f} {COST_WORDS[cost]}"
         return Headline(f"{best.percent}{size}", best.title, best.trial, f", {among}. {images}, {_seeds(best)}{after}.")
-    claim = f"{best.percent} at {_share(best, cost, limit)} of {dense}'s {WORDS.get(cost, cost)}"
+    claim = f"{best.percent} at {_share(best, cost, limit)} of {dense}'s {COST_WORDS.get(cost, cost)}"
     if beside is None:
         rest = f", {among}; {dense} itself was not {done}. {images}, {_seeds(best)}{after}."
     elif beside is not own:

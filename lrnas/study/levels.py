@@ -22,7 +22,7 @@ from lrnas.sampling.pareto import costs_no_more
 from lrnas.study.folder import LEVEL_FOLDERS
 from lrnas.study.manifest import LEVEL, StudyError, read_manifest
 from lrnas.study.optuna_internals import storage_of
-from lrnas.study.retrained import Final, gather_runs, open_searched
+from lrnas.study.retrained import Final, gather_runs, open_searched, tell_shares
 from lrnas.study.study import Study, Trial
 
 SHORT, LONGER, FULL = LEVELS = ("short", "longer", "full")
@@ -65,9 +65,9 @@ class Outcome:
         promised = ""
         if self.rival.promised is not None:
             promised = f"promised {percent(*self.rival.promised)}, "
-        share = self.rival.macs / self.point.macs
+        shares = tell_shares(self.rival.shares_of(self.point))
         end = "" if self.beat is None else ", higher" if self.is_beaten else ", not higher"
-        return f"{own}; {self.rival.title} at {share:.3f} of its MACs: {promised}measured {_measured(self.rival)}{end}."
+        return f"{own}; {self.rival.title} at {shares}: {promised}measured {_measured(self.rival)}{end}."
 
     def to_dict(self) -> dict[str, Any]:
         rival = None if self.rival is None else self.rival.to_dict()

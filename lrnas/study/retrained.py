@@ -26,6 +26,14 @@ from lrnas.study.optuna_internals import get_trial, storage_of
 from lrnas.study.study import Study
 from lrnas.training.seed_stats import OverSeeds
 
+COST_WORDS = {"macs": "MACs", "params": "parameters", "latency": "latency"}
+"""Words for the costs of networks."""
+
+
+def tell_shares(shares: Mapping[str, float]) -> str:
+    """Costs of a network as shares of another one's, in words."""
+    return " and ".join(f"{share:.3f} of its {COST_WORDS[name]}" for name, share in shares.items())
+
 
 @dataclass(frozen=True, slots=True)
 class Final(OverSeeds):
@@ -71,6 +79,10 @@ class Final(OverSeeds):
         known = {"macs": self.macs, "params": self.params}
         timed = {} if self.latency is None else {"latency": self.latency}
         return {name: (known | timed)[name] for name in self.costs if name in known | timed} or {"macs": self.macs}
+
+    def shares_of(self, other: Final) -> dict[str, float]:
+        """Each of these costs as a share of another network's."""
+        return {name: cost / other.known_costs[name] for name, cost in self.known_costs.items()}
 
     @property
     def cheapest_first(self) -> tuple[tuple[float, ...], str]:

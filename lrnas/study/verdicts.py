@@ -18,7 +18,7 @@ import numpy as np
 
 from lrnas._arguments import checked
 from lrnas.sampling.pareto import costs_no_more
-from lrnas.study.retrained import Final
+from lrnas.study.retrained import Final, tell_shares
 
 LEVEL = 0.05
 """Significance level of a two-sided test; intervals hold with probability 1 - LEVEL."""
@@ -30,8 +30,6 @@ TEST = (
     "two-sided, 95 %, for one comparison; the levels hold only if the number of seeds is fixed beforehand"
 )
 """Description of the test, to be shown beside verdicts."""
-
-WORDS = {"macs": "MACs", "params": "parameters", "latency": "latency"}
 
 Kind = Literal["dominated", "no difference shown", "not reached", "unknown"]
 
@@ -87,8 +85,7 @@ class Verdict:
             numbers.append(told)
         is_named = self.rival.known_as is not None and self.rival.trial is not None
         number = f", trial {self.rival.trial}," if is_named else ""
-        shares = " and ".join(f"{share:.3f} of its {WORDS[name]}" for name, share in self.shares.items())
-        rival = f"{self.rival.title}{number} at {shares}"
+        rival = f"{self.rival.title}{number} at {tell_shares(self.shares)}"
         links = {
             "dominated": f"dominated by {rival}",
             "no difference shown": f"no difference shown between it and {rival}, {self.why()}",
@@ -215,7 +212,7 @@ def _compare(verdict: Verdict, point: Final, cheaper: Sequence[Final]) -> Verdic
         p=p,
         compared=compared,
         runs=min(len(_known(point)), len(_known(rival))),
-        shares={name: cost / point.known_costs[name] for name, cost in rival.known_costs.items()},
+        shares=rival.shares_of(point),
     )
 
 

@@ -79,6 +79,10 @@ def test_the_papers_network_is_first_and_what_follows_was_promised() -> None:
     (outcome,) = compare_with_paper(finals)
     assert outcome.rival is not None and f"measured {100 * outcome.rival.mean:.2f} ±" in str(outcome)
     assert "promised" in str(outcome) and outcome.to_dict()["point"]["name"] == "nin-c3-lr"
+    timed = [replace(final, costs=("latency",), latency=final.params / 1e5) for final in finals]
+    (outcome,) = compare_with_paper(timed)
+    assert outcome.rival is not None and outcome.rival.latency is not None and outcome.point.latency is not None
+    assert f" at {outcome.rival.latency / outcome.point.latency:.3f} of its latency: promised" in str(outcome)
     # the search itself is as before: no accuracy of another level is among its trials
     assert max(trial.accuracy or 0 for trial in proposals.study.trials) == 0.9
     assert runs.study.best().accuracy == 0.95 and runs.study.manifest["level"] == "full"
