@@ -1,8 +1,11 @@
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # programs in the background of a shell ignore Ctrl-C
 
 
 @pytest.fixture

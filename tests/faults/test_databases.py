@@ -86,7 +86,8 @@ def test_a_server_fails_again_and_again(tmp_path: Path, scratch: Path) -> None:
         with is_locked(server):
             time.sleep(2)
         log = search.end()
-        assert search.process.returncode == 0 and log.count(AWAY) == log.count(BACK) == 3, log
+        # without a free connection, it may connect once more before the last place is taken
+        assert search.process.returncode == 0 and log.count(AWAY) == log.count(BACK) in (3, 4), log
         check_log(log)
         check_nothing_lost(tmp_path, scratch, BUDGET, url)
 
