@@ -41,7 +41,7 @@ from lrnas.searching.finals import LONGER_SHARE, SLACK, Ladder, Promotions, chec
 from lrnas.searching.progress import progress_view
 from lrnas.searching.proposals import Proposals, check_conditions
 from lrnas.searching.samplers import make_sampler
-from lrnas.searching.search import Preparation, check_budget, continue_with, open_other, prepare_search
+from lrnas.searching.search import Preparation, continue_with, open_other, prepare_search
 from lrnas.searching.settings import SearchSettings, gather_settings, takes_settings
 from lrnas.searching.trials_per_gpu import Measurement, Sharing, decide
 from lrnas.study.folder import check_untrained, study_folder
@@ -227,6 +227,8 @@ def _estimate(settings: SearchSettings) -> Estimate:
     if settings.address is not None:
         raise LrnasError("a dry run is about this machine; got the address of a cluster; leave out --address")
     prepared, study, remarks = _continued(prepare_search(settings), settings)
+    if study is not None:
+        settings = replace(settings, budget=max(settings.budget, _num_ended(study)))  # as in a search
     training = prepared.training
     if (other := open_other(settings, prepared.name)) is not None:
         check_conditions(other, training.manifest())
@@ -321,7 +323,6 @@ def _continued(prepared: Preparation, settings: SearchSettings) -> tuple[Prepara
         return prepared, None, [f"{found}: it would begin anew"]
     if settings.finals:
         check_levels(study, manifest, training.levels)
-    check_budget(study.name, _num_ended(study), settings.budget)
     limits = replace(prepared.limits, max_latency=settings.max_latency).given() | {"beat": settings.beat}
     line = tell_limits(study.optuna_study, limits)
     feasible = find_feasible(training.space, prepared.limits, training.cost)

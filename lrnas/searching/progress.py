@@ -134,7 +134,7 @@ class ProgressView(SearchEvents):
         self.next_end = float("-inf")
         """When the end of a trial may be shown again."""
         self.has_rest = False
-        """Whether a trial has ended since the last time that an end was shown."""
+        """Whether a trial has ended since the last time that an end was shown; for a live line, or has started."""
         self.began = datetime.now()
         self.work_before: dict[int, Work] = {}
         """Training that each trial, by number, had before this search started."""
@@ -192,7 +192,7 @@ class ProgressView(SearchEvents):
     def changed(self, change: Change) -> None:
         now = time.monotonic()
         interval = LINE_INTERVAL if self.status is None else LIVE_INTERVAL
-        is_end = change == "ended" or self.has_rest
+        is_end = change == "ended" or self.has_rest or (change == "started" and self.status is not None)
         self.has_rest = is_end and now < self.next_end
         if self.has_rest or (not is_end and now - self.last_update < interval):
             return

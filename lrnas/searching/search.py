@@ -222,12 +222,13 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
             # another seed each time the study continues: with the same one, the sampler would repeat its numbers
             seed = (settings.seed + 1_000_003 * len(stored.get_trials(deepcopy=False))) % 2**32
             stored.sampler = make_sampler(settings.sampler, seed, proposals)
-            _enqueue_first(proposals, feasible, settings.budget)
+            _enqueue_first(proposals, feasible)
+            budget = max(settings.budget, study.spent())  # a study that has more trials is complete
             keep_limits(stored, {**limits.given(), "beat": settings.beat})  # from here on nothing is refused
             if measurement is not None:
                 running = training.share_gpus(measurement) if running.has_mps else running
                 measurement.end()
-            events.started(proposals, settings.budget, training.dense_macs())
+            events.started(proposals, budget, training.dense_macs())
             if later:
                 paper = "" if space.points.keys() <= set(beyond) else "; the paper's in any case"
                 logger.info(
@@ -242,7 +243,7 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
                     proposals,
                     functools.partial(training.job_at, SHORT),
                     checkpoints,
-                    budget=settings.budget,
+                    budget=budget,
                     rungs=training.rungs,
                     workers=running,
                     notify=events.changed,
@@ -279,20 +280,13 @@ def open_other(settings: SearchSettings, name: str) -> Study | None:
     return open_search(settings.warm_start, storage=settings.storage, studies=settings.studies)
 
 
-def _enqueue_first(proposals: Proposals, feasible: dict[str, Any] | None, budget: int) -> None:
+def _enqueue_first(proposals: Proposals, feasible: dict[str, Any] | None) -> None:
     """Enqueue the named networks, a point within the limits, and the trials of drivers that are gone."""
     study = proposals.study
     proposals.enqueue({**proposals.space.points, **proposals.space.uniform})
     if feasible is not None and not study.spent():  # the sampler might not find one by itself
         study.optuna_study.enqueue_trial(feasible)
     proposals.ledger.release_orphans()
-    check_budget(study.name, study.spent(), budget)
-
-
-def check_budget(name: str, spent: int, budget: int) -> None:
-    """Refuse a budget below the number of trials that a study has spent."""
-    if budget < spent:
-        raise StudyError(f"{name} has spent {spent} trials already; got a budget of {budget}; give {spent} or more")
 
 
 @contextmanager

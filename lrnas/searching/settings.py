@@ -175,7 +175,7 @@ class SearchSettings:
     space: str = setting(TEXT, "NAME", MISSING)
     """Search space: a name from `lrnas spaces`, FILE.toml, or timm:MODEL for any CNN of timm."""
     budget: int = setting(WHOLE, "N", MISSING, group=FREE)
-    """Train N networks in all, including those named in the space."""
+    """Train N networks in all, including those named in the space; fewer than a study has leave it as it is."""
     data: str | None = setting(DATA, "NAME")
     """Data set: digits, cifar10, folder:PATH, or hfds/NAME, wds/FOLDER, tfds/NAME as in timm (default: cifar10 with a
     GPU, digits without)."""

@@ -66,6 +66,8 @@ def test_a_search_for_latency(tmp_path: Path) -> None:
     assert len(values) == 3 and all(0 < latency < 500 for _, latency in values)
     assert (tmp_path / "latency.db").exists() and (tmp_path / "studies/s/front.png").stat().st_size > 10_000
     assert "latency" in (tmp_path / "studies/s/front.csv").read_text().splitlines()[0]
+    log = Search(tmp_path, "--budget", "2", *options, *small).end()
+    assert "s: 3 trials in all, all done; a larger --budget extends it" in log and len(trials(tmp_path)) == 3, log
     log = Search(tmp_path, "--budget", "3", *options, *small, "--latency-batch", "2").end()
     assert "--latency-batch was 1, now 2" in log
 

@@ -104,6 +104,18 @@ def test_a_notebook_has_a_bar_and_keeps_the_first_line(
     assert capsys.readouterr().err.startswith("s: 8 trials in all, 4 done; training on digits")
 
 
+def test_all_trials_that_have_started_are_counted_in_a_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lrnas.searching.progress.VIEW_SHARE", float("inf"))
+    shown: list[str] = []
+    view = ProgressView(SimpleNamespace(update=lambda text: shown.append(str(text))))  # type: ignore[arg-type]
+    proposals = make_proposals()
+    view.started(proposals, 8)
+    for number in (1, 2, 3):
+        assert proposals.ask() is not None
+        view.changed("started")
+        assert f"{number} running" in shown[-1]
+
+
 def test_a_bar_in_a_notebook_does_not_move_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = Display()
     shell = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=object()))
