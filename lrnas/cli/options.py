@@ -31,6 +31,9 @@ class Parser(argparse.ArgumentParser):
     _is_intermixed = False
     """Whether options and positional arguments are parsed one after the other, because they alternate."""
 
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)  # a misspelt option might be the beginning of another
+
     def error(self, message: str) -> NoReturn:
         if choice := re.match(r"argument (\w+): invalid choice: '(.*)' \(choose from (.*)\)", message):
             known = re.findall(r"[\w-]+", choice[3])

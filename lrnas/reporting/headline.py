@@ -115,7 +115,7 @@ def make_headline(study: StudyReport, cost: str, tested: Tested | None = None) -
     images, done = ("Test images", "tested in this retraining") if tests else (validation, "trained")
     after = f", after {tested.epochs} of training" if tests and tested else ""
     number, by = len(tests.keys() - {dense}) or len(paper + found), " on validation images" if tests else ""
-    only = "the only one in this retraining" if tests else "the only one trained"
+    only = "the only one in this retraining" if tests else f"the only one trained{' in full' * bool(study.finals)}"
     among = only if number == 1 else f"the most accurate of {number} networks{by}"
     if len(others) < number:
         among = f"chosen by validation accuracy among {len(others)} of {number} networks {done}"

@@ -257,7 +257,7 @@ def _estimate(settings: SearchSettings) -> Estimate:
         remarks.append(f"no network would be trained in full: {too_little(training.levels[FULL], settings.finals)}")
     idle = replace(machine, slowdown=(1 - machine.busy) * machine.slowdown, start=(1 - machine.busy) * machine.start)
     idle_seconds = packing + idle.wall_seconds(runs, training.levels, ask_seconds, max(1, machine.gpus))
-    if machine.busy > BUSY:
+    if machine.busy > BUSY and any(runs.values()):
         remarks.append(
             f"other programs use the CPU: trainings get {100 * (1 - machine.busy):.0f} % of the time of their cores; "
             f"without them, the search would take about {duration(idle_seconds)}"

@@ -301,7 +301,7 @@ class Ladder:
         return later - sum(self.seconds(name) for name in self.levels if name != SHORT)
 
     def training_left(self) -> float:
-        """Training time that is expected until the search is over, at all later levels together."""
+        """Training time until the search is over, at all later levels together, if all that is allowed is used."""
         self._read_runs()
         first = self._first_trials()
         rest, begun = 0.0, set[str]()

@@ -232,7 +232,7 @@ class ProgressView(SearchEvents):
             level = queue.study.manifest[LEVEL]
             means = [final.mean for final in final_front(read_level(queue.study, level))]
             best = f"best {100 * max(means):.2f} %" if means else "none completed yet"
-            left = _left(self._seconds_left_of_levels(summary.trials, now) if goes_on and running else None)
+            left = _left(self._seconds_left_of_levels(summary.trials, now) if goes_on and running else None, "at most")
             runs = f"{done} run{'s' * (done != 1)} at level {level} done, {running} running{failed}"
             return f"{self.trials}{runs}; front {len(means)}, {best}{rate}{left}"
         left = _left(self._seconds_left(summary.trials, now) if goes_on and done < self.budget else None)
@@ -279,7 +279,7 @@ class ProgressView(SearchEvents):
         return seconds_left(list(trained.values()), left, pace)
 
     def _seconds_left_of_levels(self, trials: list[Trial], now: float) -> float | None:
-        """Estimated seconds until all later levels of a search are done; None if nothing was trained yet."""
+        """Estimated seconds until all later levels of a search are done, at most; None if nothing was trained yet."""
         trained = sum(self._work_since_start(trial).seconds for trial in trials)
         left = self.queue.training_left()
         return left / trained * (now - self.start) if left and trained > 0 else None
@@ -324,8 +324,8 @@ def seconds_left(trained: Sequence[Work], left: Sequence[Work], pace: float) -> 
     return float(sum(work.epochs * (constant + slope * work.macs) for work in left) / pace)
 
 
-def _left(seconds: float | None) -> str:
-    return "" if seconds is None or seconds < 1 else f", about {duration(seconds)} left"
+def _left(seconds: float | None, about: str = "about") -> str:
+    return "" if seconds is None or seconds < 1 else f", {about} {duration(seconds)} left"
 
 
 def _best(front: list[Trial]) -> str:

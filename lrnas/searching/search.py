@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,6 +44,7 @@ from lrnas.study.levels import FULL, SHORT, tell_below
 from lrnas.study.location import Whereabouts
 from lrnas.study.manifest import (
     ADVICE,
+    BUDGET,
     OtherSettings,
     StudyError,
     is_other_kind,
@@ -225,6 +226,7 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
             _enqueue_first(proposals, feasible)
             budget = max(settings.budget, study.spent())  # a study that has more trials is complete
             keep_limits(stored, {**limits.given(), "beat": settings.beat})  # from here on nothing is refused
+            stored.set_user_attr(BUDGET, budget)
             if measurement is not None:
                 running = training.share_gpus(measurement) if running.has_mps else running
                 measurement.end()
@@ -237,7 +239,7 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
                 )
             from lrnas.searching.ray_tune import run_trials
 
-            is_over = False
+            is_over, begun = False, _num_spent(later.values())
             while not is_over:
                 run_trials(
                     proposals,
@@ -255,6 +257,8 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
                     )
                 ledgers = [Ledger(each) for each in (later or {SHORT: study}).values()]
                 is_over = bool(study.interrupted) or not any(ledger.wait_for_others() for ledger in ledgers)
+            if later and not study.interrupted and _num_spent(later.values()) == begun:
+                logger.info(f"{name} was complete already: nothing was trained; a larger --budget extends it")
             if later and not study.interrupted and (line := tell_end(study, training.levels[FULL], settings.finals)):
                 logger.info(line)
             if later and (line := tell_below(study)):
@@ -264,6 +268,10 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
             delete_if_empty(stored, folder)
         raise
     return study
+
+
+def _num_spent(studies: Iterable[Study]) -> int:
+    return sum(each.spent() for each in studies)
 
 
 def open_other(settings: SearchSettings, name: str) -> Study | None:

@@ -184,6 +184,8 @@ def reproduce(
             progress=progress,
         )
     size, number, own_crops = image_set.image_size, len(image_set.train), image_set.own_crops
+    if summary.point is None:  # counts of the paper's networks are those of the paper
+        summary = summarise(name, architecture, size, image_set.num_classes, image_set.channels)
     norms = has_norms(backbone, with_norm)
     chosen = get_recipe(recipe, backbone, size, number, changes, norms=norms, own_crops=own_crops)
     networks = {name: architecture}

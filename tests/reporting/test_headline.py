@@ -174,6 +174,8 @@ def test_all_tested_networks_count_also_those_without_finals() -> None:
     """The networks are compared by the short training, in which all of them were."""
     search = make_search()
     make_finals(search, {"lr-x0.25": (0.95, 0.96)})
+    (alone,) = make_headlines(make_report([search]))
+    assert "(lr-x0.25), the only one trained in full; nin itself was not" in str(alone)
 
     def told(**results: float) -> str:
         return str(make_headlines(make_report([search], retrained=[retrained(search, results)]))[0])

@@ -178,6 +178,10 @@ def test_a_study_is_not_taken_for_a_space(tmp_path: Path, capsys: pytest.Capture
     assert capsys.readouterr().err.endswith(f"{told}{folder}`\n")
     assert main(["search", "s", "--budget", "1", "--studies", folder]) == 2
     assert " --name s --budget 4 --studies " in capsys.readouterr().err  # as many as it has
+    study.set_user_attr("lrnas:budget", 6)
+    assert main(["search", "s", "--studies", folder]) == 2
+    assert " --name s --budget 6 --studies " in capsys.readouterr().err  # the last one
+    study.set_user_attr("lrnas:budget", 4)
     begun = SearchSettings(
         space="nin", budget=4, data="folder:my images", batch_norm=False, set={"lr": 0.1}, objectives="accuracy,params"
     )

@@ -135,7 +135,7 @@ def test_the_command(thin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     arguments = ["reproduce", str(thin), "--data", "digits", "--recipe", "fast", "--epochs", "1", "--out", out]
     assert main([*arguments, "--set", "batch_size=64"]) == 0
     captured = capsys.readouterr()
-    assert "Counts above: 30×30 pixels. Training, and MACs below: 8×8 pixels." in captured.out
+    assert "\nthin, input 8×8, 10 classes\n" in captured.out and "Counts above" not in captured.out
     assert "Measured on the test images of digits, 8×8 pixels, recipe of 1 epoch at most" in " ".join(
         captured.out.split()
     )
