@@ -112,8 +112,8 @@ def _export(export: Export) -> str:
         table = f"<p>{escape(export.forms_title)}</p>{_table(head, layers)}" if layers else ""
         forms, fused = f"{table}<p>{'<br>'.join(map(escape, fusion.lines))}</p>", ", fused"
     lines = "<br>".join(map(escape, [check, *times]))
-    title, code = _title(f"{export.name} as {export.format}{fused}"), f"<pre>{escape(export.load)}</pre>"
-    return f"{title}{_table(('file', 'size'), rows)}<p>{lines}</p>{forms}{code}"
+    title, code = _title(f"{export.name} as {export.format}{fused}"), "\n".join(filter(None, [export.load, export.also]))
+    return f"{title}{_table(('file', 'size'), rows)}<p>{lines}</p>{forms}<pre>{escape(code)}</pre>"
 
 
 _BY_NAME: dict[str, Callable[[Any], str]] = {

@@ -223,7 +223,8 @@ def test_an_export_is_a_table() -> None:
     html = written._repr_html_()
     assert Cells(html).rows[1] == ["n.onnx", "1,200 bytes"]
     assert "<p>Checked with digits: outputs differ by 0 at most (largest output 1), 63 of 64 in the same class" in html
-    assert "load &lt;n&gt;" in html and "fused" not in html
+    assert "<pre>load &lt;n&gt;</pre>" in html and "fused" not in html
+    assert "<pre>load &lt;n&gt;\nrun</pre>" in replace(written, also="run")._repr_html_()
     random = replace(written, origin="random weights", notes=["n has random weights", "checked with <any> images"])
     assert "; random weights; 63 of 64 images" in repr(random)
     assert random._repr_html_().endswith("<p>n: random weights<br>Note: checked with &lt;any&gt; images</p>")
