@@ -142,8 +142,9 @@ def _(study: Study) -> str:
     level = pick_level(study)
     trained_later = [] if level == SHORT else read_level(study, level)
     finals = final_front(trained_later)
-    table = _finals_table(study, finals) if finals else as_html(summary.front) if summary.front else ""
+    table = as_html(summary.front) if summary.front and not finals else ""
     if finals:
+        table = _finals_table(study, finals, "accuracy", front_marks(trained_later))
         left, number = count_left(study, trained_later)
         others = f'{some_of(left, number)} on the front of the short trainings, study.front("short")'
         table += f"<p>Not trained in full: {escape(others)}.</p>" if left else ""
@@ -262,9 +263,7 @@ def _retraining(study: Study) -> str:
     return f"{_title(str(retrained))}{table}<p>{'<br>'.join(map(escape, lines))}</p>"
 
 
-def _finals_table(
-    study: Study, finals: Sequence[Final], measured: str = "accuracy", marks: Mapping[str, str] | None = None
-) -> str:
+def _finals_table(study: Study, finals: Sequence[Final], measured: str, marks: Mapping[str, str]) -> str:
     """Networks with their accuracies over seeds; `marks` are the texts of a last column by identity."""
     rows = []
     for final in finals:
@@ -272,11 +271,8 @@ def _finals_table(
         share = "–" if study.dense_macs is None else f"{final.macs / study.dense_macs:.3f}"
         trial = "–" if final.trial is None else str(final.trial)
         numbers = (str(len(final.accuracies)), f"{final.macs:,}", share, f"{final.params:,}")
-        rows.append(
-            (trial, final.name, accuracy, *numbers, *([] if marks is None else [marks.get(final.identity, "")]))
-        )
-    last = [] if marks is None else [""]
-    return _table(("trial", "network", measured, "n", "MACs", SHARE, "parameters", *last), rows)
+        rows.append((trial, final.name, accuracy, *numbers, marks.get(final.identity, "")))
+    return _table(("trial", "network", measured, "n", "MACs", SHARE, "parameters", ""), rows)
 
 
 def _costs(trial: Trial) -> tuple[str, str, str]:

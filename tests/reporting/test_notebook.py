@@ -108,6 +108,7 @@ def test_a_study_with_finals_shows_them() -> None:
     rows = Cells(search._repr_html_()).rows
     assert rows[0][2:4] == ["accuracy", "n"]
     assert [row[1:4] for row in rows[1:]] == [["lr-x0.25", "91.00 %", "1"], ["nin-c3-lr", "95.50 ± 0.71 %", "2"]]
+    assert [row[-1] for row in rows] == ["", "front by fewer runs", "front"]
     left = "Not trained in full: 1 of the 3 networks on the front of the short trainings, study.front("
     assert left in search._repr_html_() and left not in lrnas.open_study(search.front()[0].study)._repr_html_()
     short = "On the front: that of the short trainings; study.front() is that of the finals."
