@@ -15,7 +15,7 @@ import timm
 import torch
 from filled_studies import fill_study
 from retrainings import finish, retraining
-from small_studies import SPACE, make_finals, make_proposals, make_search
+from small_studies import SPACE, cost, make_finals, make_proposals, make_search, train_some
 
 import lrnas
 from lrnas.cli.dry_run import print_estimate
@@ -185,6 +185,21 @@ def test_a_trial_shows_its_latency(tmp_path: Path) -> None:
     trial = fill_study(tmp_path, 1, objectives="accuracy,latency", storage=f"journal:{tmp_path / 'journal'}").trials[0]
     assert ", 222,486,528 MACs, 2.225 ms, completed" in repr(trial)
     assert " parameters, 2.225 ms for a batch, for images of 32×32 pixels" in trial._repr_html_()
+
+
+def test_latency_that_is_only_a_limit_is_shown() -> None:
+    proposals = make_proposals(limits=Limits(max_latency=100.0))
+    proposals.cost_of = lambda network: cost(network) | {"latency": cost(network)["macs"] / 1e6}
+    search = train_some(proposals).study
+    assert search.costs == ["macs"]
+    for shown in (search, search.trials):
+        head, first, *_ = Cells(shown._repr_html_()).rows
+        assert head[6:] == ["latency", ""] and first[6] == f"{float(first[3].replace(',', '')) / 1e6:.3f} ms"
+    assert list(search.to_pandas()["latency"]) == [trial.macs / 1e6 for trial in search.trials]
+    make_finals(search, {"nin-c3-lr": (0.95, 0.96)})
+    assert [row[7:] for row in Cells(search._repr_html_()).rows] == [["latency", ""], ["7.417 ms", "front"]]
+    without = make_search()
+    assert "latency" not in without.to_pandas() and "latency" not in without._repr_html_()
 
 
 def test_trials_can_be_keys(study: Study) -> None:
