@@ -223,11 +223,19 @@ def test_times_are_tables() -> None:
     profile = Profile(
         conditions, True, [replace(base, name="nin, batch norm", baseline="nin, batch norm"), base, small]
     )
-    assert repr(profile) == "<Profile of 'nin, batch norm', 'nin', 'small' on one core>"
+    assert repr(profile) == "<Profile of 'nin, batch norm', 'nin', 'small' for images of 32×32 pixels on one core>"
     title, head, *lines = str(profile).splitlines()
-    assert title == "Times for a batch on one core, compiled:" and head.split()[:2] == ["network", "MACs"]
+    assert title == "Times for a batch of images of 32×32 pixels on one core, compiled:"
+    assert head.split()[:2] == ["network", "MACs"]
     assert re.split("  +", lines[2]) == ["small", "1,000", "0.500", "1.000 ms", "0.250", "nin"]
     assert lines[3:] == [line for line in profile.lines if "sum of layers" not in line] != profile.lines
+    assert f"<b>{title[:-1]}</b>" in html
+    large = replace(base, name="large", baseline="large", input_size=64)
+    html = Profile(conditions, False, [base, large])._repr_html_()
+    assert "<b>Times for a batch of images of 32×32 or 64×64 pixels on one core</b>" in html
+    assert [row[:3] for row in Cells(html).rows[:3]] == [
+        ["network", "images", "MACs"], ["nin", "32×32", "2,000"], ["large", "64×64", "2,000"],
+    ]  # fmt: skip
     trained = replace(base, training=8.0)
     rows = Cells(Profile(conditions, False, [trained, replace(small, training=4.0)])._repr_html_()).rows
     assert rows[0][5:7] == ["training", "share of training time"] and rows[2][5:7] == ["4.000 ms", "0.500"]
