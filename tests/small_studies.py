@@ -109,8 +109,7 @@ def make_finals(
         trial = trials[name]
         point = name if name in SPACE.points else None
         network = Chosen(trial.identity, trial.architecture, point, trial.number)
-        costs = {"macs": trial.macs, "params": trial.params}
-        chosen += [Promotion(network, 1000 + i, costs, promised) for i in range(len(accuracies))]
+        chosen += [Promotion(network, 1000 + i, trial.costs, promised) for i in range(len(accuracies))]
     order = iter(chosen)
     runs = Promotions(Ledger(study), choose=lambda _: next(order, None))
     for accuracy in (accuracy for accuracies in results.values() for accuracy in accuracies):

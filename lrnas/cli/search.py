@@ -245,7 +245,7 @@ def _front_as_data(study: Study, level: str) -> dict[str, Any]:
 
 
 def _as_data(study: Study, trial: Trial) -> dict[str, Any]:
-    names = [name for name in study.columns if name != "status"]
+    names = [name for name in study.columns_of([trial]) if name != "status"]
     return {**{name: getattr(trial, name) for name in names}, "architecture": trial.architecture.to_dict()}
 
 
@@ -371,10 +371,12 @@ def _front_table(study: Study) -> pd.DataFrame:
     if pick_level(study) == SHORT:
         table = study.to_pandas()
         return table[table["on_front"]].sort_values(study.costs[0])
+    front = final_front(read_level(study))
+    timed = "latency" in study.costs or any(final.latency is not None for final in front)
     names = ["name", "trial", "point", "identity", "mean", "sd", "n", "macs", "params"]
-    names += [*(["latency"] * ("latency" in study.costs)), "promised", "promised_sd", "accuracies", "architecture"]
+    names += [*(["latency"] * timed), "promised", "promised_sd", "accuracies", "architecture"]
     rows = []
-    for final in final_front(read_level(study)):
+    for final in front:
         promised, sd = final.promised or (None, None)
         texts = {"accuracies": " ".join(map(str, final.accuracies)), "architecture": final.description}
         rows.append({**final.to_dict(), "promised": promised, "promised_sd": sd, **texts})

@@ -111,7 +111,8 @@ class Profile(NotebookView):
     """Number of CPU cores that other programs used on average during the measurements; None if unknown."""
 
     def __repr__(self) -> str:
-        return f"<Profile of {', '.join(repr(network.name) for network in self.networks)} on {self.conditions}>"
+        names = ", ".join(repr(network.name) for network in self.networks)
+        return f"<Profile of {names} for {self._images} on {self.conditions}>"
 
     def __str__(self) -> str:
         head, *rows = self.table()
@@ -122,15 +123,28 @@ class Profile(NotebookView):
     @property
     def title(self) -> str:
         """What was measured, and on what."""
-        return f"Times for a batch on {self.conditions}{', compiled' if self.compiled else ''}"
+        return f"Times for a batch of {self._images} on {self.conditions}{', compiled' if self.compiled else ''}"
+
+    @property
+    def _sizes(self) -> list[int]:
+        return sorted({network.input_size for network in self.networks})
+
+    @property
+    def _images(self) -> str:
+        return f"images of {' or '.join(f'{size}×{size}' for size in self._sizes)} pixels"
 
     def table(self) -> list[list[str]]:
-        """The times of whole networks as rows of text; the first row has the names of the columns."""
+        """The times of whole networks as rows of text; the first row has the names of the columns.
+
+        The sizes of images are a column if networks were measured at different ones.
+        """
         trained = any(network.training is not None for network in self.networks)
-        rows = [["network", *time_columns(trained), "compared with"]]
+        several = len(self._sizes) > 1
+        rows = [["network", *["images"] * several, *time_columns(trained), "compared with"]]
         for network in self.networks:
-            base = self.baseline(network)
-            rows.append([network.name, *time_cells(network, base, trained), "" if base is network else base.name])
+            base, size = self.baseline(network), f"{network.input_size}×{network.input_size}"
+            cells = [*[size] * several, *time_cells(network, base, trained)]
+            rows.append([network.name, *cells, "" if base is network else base.name])
         return rows
 
     def baseline(self, network: Profiled) -> Profiled:

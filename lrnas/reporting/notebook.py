@@ -112,8 +112,9 @@ def _export(export: Export) -> str:
         table = f"<p>{escape(export.forms_title)}</p>{_table(head, layers)}" if layers else ""
         forms, fused = f"{table}<p>{'<br>'.join(map(escape, fusion.lines))}</p>", ", fused"
     lines = "<br>".join(map(escape, [check, *times]))
-    title, code = _title(f"{export.name} as {export.format}{fused}"), f"<pre>{escape(export.load)}</pre>"
-    return f"{title}{_table(('file', 'size'), rows)}<p>{lines}</p>{forms}{code}"
+    title = _title(f"{export.name} as {export.format}{fused}")
+    code = "\n".join(filter(None, [export.load, export.also]))
+    return f"{title}{_table(('file', 'size'), rows)}<p>{lines}</p>{forms}<pre>{escape(code)}</pre>"
 
 
 _BY_NAME: dict[str, Callable[[Any], str]] = {
@@ -142,8 +143,9 @@ def _(study: Study) -> str:
     level = pick_level(study)
     trained_later = [] if level == SHORT else read_level(study, level)
     finals = final_front(trained_later)
-    table = _finals_table(study, finals) if finals else as_html(summary.front) if summary.front else ""
+    table = as_html(summary.front) if summary.front and not finals else ""
     if finals:
+        table = _finals_table(study, finals, "accuracy", front_marks(trained_later))
         left, number = count_left(study, trained_later)
         others = f'{some_of(left, number)} on the front of the short trainings, study.front("short")'
         table += f"<p>Not trained in full: {escape(others)}.</p>" if left else ""
@@ -155,15 +157,15 @@ def _(study: Study) -> str:
 
 @as_html.register
 def _(trials: Trials) -> str:
-    names = trials[0].study.columns if trials else []
+    timed = any(trial.latency is not None for trial in trials)
     is_tested = bool(trials) and RETRAINS in trials[0].study.manifest
     accuracy = "test accuracy" if is_tested else "accuracy"
     is_run = bool(trials) and "@" in trials[0].study.name
     head = ["trial", *["run"] * is_run, "network", accuracy, "MACs", SHARE, "parameters"]
-    head += ["latency"] * ("latency" in names)
+    head += ["latency"] * timed
     rows = []
     for trial in trials[:MAX_ROWS]:
-        latency = [] if "latency" not in names else ["–" if trial.latency is None else f"{trial.latency:.3f} ms"]
+        latency = [_milliseconds(trial.latency)] * timed
         accuracy = percent(trial.test_accuracy if is_tested else trial.accuracy)
         places = ("–" if trial.trial is None else str(trial.trial), *[str(trial.number)] * is_run)
         numbers = (*places, trial.name, accuracy, *_costs(trial), *latency)
@@ -262,21 +264,23 @@ def _retraining(study: Study) -> str:
     return f"{_title(str(retrained))}{table}<p>{'<br>'.join(map(escape, lines))}</p>"
 
 
-def _finals_table(
-    study: Study, finals: Sequence[Final], measured: str = "accuracy", marks: Mapping[str, str] | None = None
-) -> str:
+def _finals_table(study: Study, finals: Sequence[Final], measured: str, marks: Mapping[str, str]) -> str:
     """Networks with their accuracies over seeds; `marks` are the texts of a last column by identity."""
+    timed = any(final.latency is not None for final in finals)
     rows = []
     for final in finals:
         accuracy = percent(final.mean if final.accuracies else None, final.deviation)
         share = "–" if study.dense_macs is None else f"{final.macs / study.dense_macs:.3f}"
         trial = "–" if final.trial is None else str(final.trial)
-        numbers = (str(len(final.accuracies)), f"{final.macs:,}", share, f"{final.params:,}")
-        rows.append(
-            (trial, final.name, accuracy, *numbers, *([] if marks is None else [marks.get(final.identity, "")]))
-        )
-    last = [] if marks is None else [""]
-    return _table(("trial", "network", measured, "n", "MACs", SHARE, "parameters", *last), rows)
+        numbers = [str(len(final.accuracies)), f"{final.macs:,}", share, f"{final.params:,}"]
+        numbers += [_milliseconds(final.latency)] * timed
+        rows.append((trial, final.name, accuracy, *numbers, marks.get(final.identity, "")))
+    head = ("trial", "network", measured, "n", "MACs", SHARE, "parameters", *["latency"] * timed, "")
+    return _table(head, rows)
+
+
+def _milliseconds(latency: float | None) -> str:
+    return "–" if latency is None else f"{latency:.3f} ms"
 
 
 def _costs(trial: Trial) -> tuple[str, str, str]:

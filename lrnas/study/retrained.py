@@ -67,7 +67,7 @@ class Final(OverSeeds):
     """Names of the search's cost objectives, by which networks are compared."""
     latency: float | None = None
     """Milliseconds for a batch: at a level of a search from its table of layers, in a retraining measured as a whole;
-    None if it is not known of all networks, or no objective of the search."""
+    None if it is not known of all networks."""
     promised: tuple[float, float] | None = None
     """Accuracy that was predicted when a search chose the network for this level, and its standard deviation."""
     known_as: str | None = None

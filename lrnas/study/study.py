@@ -7,7 +7,7 @@ import functools
 import importlib
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -287,16 +287,16 @@ class Study(NotebookView):
         """Names of the objectives that are costs."""
         return [objective.name for objective in cost_objectives(self.objectives)]
 
-    @property
-    def columns(self) -> list[str]:
-        """Columns of a table of this study's trials or runs.
+    def columns_of(self, trials: Iterable[Trial]) -> list[str]:
+        """Columns of a table of these trials or runs of this study.
 
-        Latency is one of them only if it is an objective. A retraining has test accuracies; its runs have no front.
+        Latency is one of them if it is an objective, or known for a trial because the search has or had a limit on it.
+        A retraining has test accuracies; its runs have no front.
         """
         has = {
             "trial": "@" in self.name,
             "test_accuracy": RETRAINS in self.manifest,
-            "latency": "latency" in self.costs,
+            "latency": "latency" in self.costs or any(trial.latency is not None for trial in trials),
             "on_front": RETRAINS not in self.manifest,
         }
         return [name for name in COLUMNS if has.get(name, True)]
@@ -537,8 +537,9 @@ class Study(NotebookView):
         """
         import pandas as pd
 
-        names = self.columns
-        rows = [[*(getattr(trial, name) for name in names), trial.description] for trial in self.trials]
+        trials = self.trials
+        names = self.columns_of(trials)
+        rows = [[*(getattr(trial, name) for name in names), trial.description] for trial in trials]
         return pd.DataFrame(rows, columns=[*names, "architecture"])
 
     def spent(self) -> int:

@@ -251,6 +251,20 @@ def test_shares_refer_to_the_dense_network_even_if_it_is_beyond_a_limit(
         assert rows[name][5] == f"{cost(network)['macs'] / cost(SPACE.points['nin'])['macs']:.3f}"
 
 
+def test_latency_that_is_only_a_limit_is_in_the_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    proposals = make_proposals(tmp_path / "s", Limits(max_latency=100.0))
+    proposals.cost_of = lambda network: cost(network) | {"latency": cost(network)["macs"] / 1e6}
+    search = train_some(proposals).study
+    assert main(["front", "s", "--studies", str(tmp_path), "--json"]) == 0
+    front = json.loads(capsys.readouterr().out)["front"]
+    assert [trial["latency"] for trial in front] == [trial["macs"] / 1e6 for trial in front]
+    make_finals(search, {"nin-c3-lr": (0.95,)})
+    _write_files(search, tmp_path)
+    with (tmp_path / "front.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert float(row["latency"]) == int(row["macs"]) / 1e6
+
+
 @pytest.mark.parametrize("is_known", [False, True])
 def test_shares_of_latency_are_shown_if_that_of_the_dense_network_is_known(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], is_known: bool

@@ -15,7 +15,7 @@ import timm
 import torch
 from filled_studies import fill_study
 from retrainings import finish, retraining
-from small_studies import SPACE, make_finals, make_proposals, make_search
+from small_studies import SPACE, cost, make_finals, make_proposals, make_search, train_some
 
 import lrnas
 from lrnas.cli.dry_run import print_estimate
@@ -108,6 +108,7 @@ def test_a_study_with_finals_shows_them() -> None:
     rows = Cells(search._repr_html_()).rows
     assert rows[0][2:4] == ["accuracy", "n"]
     assert [row[1:4] for row in rows[1:]] == [["lr-x0.25", "91.00 %", "1"], ["nin-c3-lr", "95.50 ± 0.71 %", "2"]]
+    assert [row[-1] for row in rows] == ["", "front by fewer runs", "front"]
     left = "Not trained in full: 1 of the 3 networks on the front of the short trainings, study.front("
     assert left in search._repr_html_() and left not in lrnas.open_study(search.front()[0].study)._repr_html_()
     short = "On the front: that of the short trainings; study.front() is that of the finals."
@@ -186,6 +187,21 @@ def test_a_trial_shows_its_latency(tmp_path: Path) -> None:
     assert " parameters, 2.225 ms for a batch, for images of 32×32 pixels" in trial._repr_html_()
 
 
+def test_latency_that_is_only_a_limit_is_shown() -> None:
+    proposals = make_proposals(limits=Limits(max_latency=100.0))
+    proposals.cost_of = lambda network: cost(network) | {"latency": cost(network)["macs"] / 1e6}
+    search = train_some(proposals).study
+    assert search.costs == ["macs"]
+    for shown in (search, search.trials):
+        head, first, *_ = Cells(shown._repr_html_()).rows
+        assert head[6:] == ["latency", ""] and first[6] == f"{float(first[3].replace(',', '')) / 1e6:.3f} ms"
+    assert list(search.to_pandas()["latency"]) == [trial.macs / 1e6 for trial in search.trials]
+    make_finals(search, {"nin-c3-lr": (0.95, 0.96)})
+    assert [row[7:] for row in Cells(search._repr_html_()).rows] == [["latency", ""], ["7.417 ms", "front"]]
+    without = make_search()
+    assert "latency" not in without.to_pandas() and "latency" not in without._repr_html_()
+
+
 def test_trials_can_be_keys(study: Study) -> None:
     assert {trial: trial.number for trial in study.front()}[study.front()[0]] == study.front()[0].number
     assert set(study.front()) < set(study.trials)
@@ -207,11 +223,19 @@ def test_times_are_tables() -> None:
     profile = Profile(
         conditions, True, [replace(base, name="nin, batch norm", baseline="nin, batch norm"), base, small]
     )
-    assert repr(profile) == "<Profile of 'nin, batch norm', 'nin', 'small' on one core>"
+    assert repr(profile) == "<Profile of 'nin, batch norm', 'nin', 'small' for images of 32×32 pixels on one core>"
     title, head, *lines = str(profile).splitlines()
-    assert title == "Times for a batch on one core, compiled:" and head.split()[:2] == ["network", "MACs"]
+    assert title == "Times for a batch of images of 32×32 pixels on one core, compiled:"
+    assert head.split()[:2] == ["network", "MACs"]
     assert re.split("  +", lines[2]) == ["small", "1,000", "0.500", "1.000 ms", "0.250", "nin"]
     assert lines[3:] == [line for line in profile.lines if "sum of layers" not in line] != profile.lines
+    assert f"<b>{title[:-1]}</b>" in html
+    large = replace(base, name="large", baseline="large", input_size=64)
+    html = Profile(conditions, False, [base, large])._repr_html_()
+    assert "<b>Times for a batch of images of 32×32 or 64×64 pixels on one core</b>" in html
+    assert [row[:3] for row in Cells(html).rows[:3]] == [
+        ["network", "images", "MACs"], ["nin", "32×32", "2,000"], ["large", "64×64", "2,000"],
+    ]  # fmt: skip
     trained = replace(base, training=8.0)
     rows = Cells(Profile(conditions, False, [trained, replace(small, training=4.0)])._repr_html_()).rows
     assert rows[0][5:7] == ["training", "share of training time"] and rows[2][5:7] == ["4.000 ms", "0.500"]
@@ -223,7 +247,8 @@ def test_an_export_is_a_table() -> None:
     html = written._repr_html_()
     assert Cells(html).rows[1] == ["n.onnx", "1,200 bytes"]
     assert "<p>Checked with digits: outputs differ by 0 at most (largest output 1), 63 of 64 in the same class" in html
-    assert "load &lt;n&gt;" in html and "fused" not in html
+    assert "<pre>load &lt;n&gt;</pre>" in html and "fused" not in html
+    assert "<pre>load &lt;n&gt;\nrun</pre>" in replace(written, also="run")._repr_html_()
     random = replace(written, origin="random weights", notes=["n has random weights", "checked with <any> images"])
     assert "; random weights; 63 of 64 images" in repr(random)
     assert random._repr_html_().endswith("<p>n: random weights<br>Note: checked with &lt;any&gt; images</p>")
