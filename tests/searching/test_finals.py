@@ -373,10 +373,13 @@ def test_the_front_and_the_best_network_are_those_of_the_finals(tmp_path: Path) 
     assert found.trial == best.trial == best.number != found.number and search.trials[found.trial].name == found.name
     assert "trial" in found.study.to_pandas() and "trial" not in search.to_pandas()
     assert search.best(max_macs=f"{front[0].macs / 1e6}M").point == "lr-x0.25"
-    with pytest.raises(
-        StudyError, match=r'limits; the closest one, lr-x0.25, has [\d,]+ mul.*; raise them, or give level="short" for'
-    ):
+    with pytest.raises(StudyError, match=r"limits; the closest one, lr-x0.25, has [\d,]+ mul.*; raise them$"):
         search.best(max_macs=1)
+    other = make_search()
+    make_finals(other, {"nin-c3-lr": (0.91,)})
+    with pytest.raises(StudyError, match=r'one, nin-c3-lr, .*; raise them, or give level="short" for networks'):
+        other.best(max_macs=front[0].macs)
+    assert other.best(max_macs=front[0].macs, level="short").point == "lr-x0.25"
     with pytest.raises(StudyError, match="s has no trained network at this level yet"):
         search.best(level="longer")
     with pytest.raises(UnknownName, match="unknown level 'ful'; did you mean full"):
