@@ -54,6 +54,7 @@ from lrnas.study.open import open_search
 from lrnas.study.study import Study
 from lrnas.training.gpu_sharing import CONTROL
 from lrnas.training.job import Images
+from lrnas.training.progress import telling_interrupts
 from lrnas.training.provenance import hardware
 from lrnas.training.speed import Speed, measure_speeds
 
@@ -214,7 +215,7 @@ def estimate(space: str | Path | SearchSettings, *, progress: bool = True, **set
     Returns:
         The estimate.
     """
-    with progress_view(None, progress), without_writing():
+    with telling_interrupts("estimate", "nothing was written"), progress_view(None, progress), without_writing():
         return _estimate(gather_settings(space, settings))
 
 

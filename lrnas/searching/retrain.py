@@ -62,7 +62,7 @@ from lrnas.study.retrained import counting_runs, final_front, is_done, retrained
 from lrnas.study.study import Study, Trial
 from lrnas.study.throughput import measure_throughput
 from lrnas.training.job import Job
-from lrnas.training.progress import continuable
+from lrnas.training.progress import telling_interrupts
 
 ADVICE = "give the earlier ones, or another name to the recipe's file"
 """What to do if a retraining was begun with other settings."""
@@ -133,7 +133,7 @@ def retrain(
         trial_timeout = read_value(SECONDS, trial_timeout, "trial_timeout")
     workers = pick_workers(cpus_per_trial, gpus_per_trial, concurrency, address, timeout=trial_timeout)
     given = dict(set or {}) | ({} if epochs is None else {"epochs": epochs})
-    with continuable("retraining"), progress_view(events, progress) as view:
+    with telling_interrupts("retraining"), progress_view(events, progress) as view:
         search = open_search(study, storage=storage, studies=studies)
         networks = _choose(search, trials, front, points)
         training = _Training(search, data, data_dir, recipe, given, image_memory, pack)

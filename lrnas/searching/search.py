@@ -59,7 +59,7 @@ from lrnas.study.open import name_metrics, open_search
 from lrnas.study.storage import open_storage
 from lrnas.study.study import Study
 from lrnas.training.custom import load_trainable
-from lrnas.training.progress import continuable
+from lrnas.training.progress import telling_interrupts
 
 
 @takes_settings
@@ -85,7 +85,7 @@ def search(
         is then not 0. An interrupt before the first trial, or a second one, raises `KeyboardInterrupt`; the same call
         continues the search.
     """
-    with continuable("search"), progress_view(events, progress) as view:
+    with telling_interrupts("search"), progress_view(events, progress) as view:
         study = _search(gather_settings(space, settings), view)
     tell_interrupted(study)
     return study

@@ -42,14 +42,15 @@ class Whereabouts:
         shown = '"$STORAGE"' if may_be_secret else shlex.quote(self.storage)
         return f"{studies} --storage {shown}"
 
-    def front(self, name: str, level: str | None = None) -> str:
+    def front(self, name: str) -> str:
         """The command, in Python the call, that shows the front of a search, in backquotes."""
-        if is_command():
-            return f"`{self.command('front', name)}{f' --level {level}' if level else ''}`"
+        return f"`{self.command('front', name) if is_command() else f'{self.call(name)}.front()'}`"
+
+    def call(self, name: str) -> str:
+        """The call, in Python, that opens a study."""
         studies = "" if self.folder == "studies" else f', studies="{self.folder}"'
         storage = "" if self.storage is None else ", storage=…"  # it may contain a password
-        shown = f'"{level}"' if level else ""
-        return f'`lrnas.open_study("{name}"{studies}{storage}).front({shown})`'
+        return f'lrnas.open_study("{name}"{studies}{storage})'
 
     def command(self, verb: str, name: str) -> str:
         """A command line about a study."""

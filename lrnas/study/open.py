@@ -9,7 +9,7 @@ from pathlib import Path
 import optuna
 
 from lrnas._arguments import checked
-from lrnas.errors import UnknownName
+from lrnas.errors import UnknownName, is_command
 from lrnas.study.folder import no_such_study, only_study, study_folder, study_names
 from lrnas.study.location import DATABASE, Whereabouts
 from lrnas.study.manifest import LEVEL, RETRAINS, StudyError, read_manifest
@@ -78,6 +78,8 @@ def open_search(
     study = open_study(name, studies=studies, storage=storage)
     study.check_front()
     if LEVEL in study.manifest:
-        command = study.where.front(study.name.partition("@")[0], study.manifest[LEVEL])
-        raise StudyError(f"this needs a search; got {study.name}, a later level of one; {command} shows it")
+        search = study.name.partition("@")[0]
+        front = f"; `{study.where.command('front', search)} --level {study.manifest[LEVEL]}` shows this level"
+        further = front if is_command() else f": `{study.where.call(search)}`"
+        raise StudyError(f"this needs a search; got {study.name}, a later level; give its search, {search}{further}")
     return study

@@ -519,7 +519,8 @@ class Study(NotebookView):
             raise StudyError(f"{self.name} has no trained network{' at this level' * bool(level)} yet; continue it")
         fits = [(accuracy, trial) for accuracy, trial in done if not limits.excess(trial.costs)]
         if not fits:
-            others = "" if later is None else ', or give level="short" for networks without finals'
+            is_short = later is not None and any(not limits.excess(trial.costs) for _, trial in short)
+            others = ', or give level="short" for networks without finals' if is_short else ""
             near = min((trial for _, trial in done), key=lambda trial: sum(limits.excess(trial.costs).values()))
             costs = f"{near.macs:,} multiply-accumulates and {near.params:,} parameters"
             latency = f" and takes {near.costs['latency']:.3f} ms" if "latency" in near.costs else ""

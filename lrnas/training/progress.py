@@ -19,17 +19,18 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def continuable(what: str) -> Iterator[None]:
-    """Context of trainings: an interrupt that ends them at once says that the same command continues them.
+def telling_interrupts(what: str, then: str | None = None) -> Iterator[None]:
+    """Context of long work: an interrupt that ends it at once says what was interrupted, and what follows.
 
     Args:
-        what: What is interrupted, for the message: search, retraining or training.
+        what: What is interrupted, for the message, such as search.
+        then: The end of the message; None: that the same command continues it.
     """
     try:
         yield
     except KeyboardInterrupt as error:
         ended = "terminated" if isinstance(error, Terminated) else "interrupted"
-        error.args = (f"the {what} was {ended}; {how_to_continue()}",)
+        error.args = (f"the {what} was {ended}; {then or how_to_continue()}",)
         raise
 
 

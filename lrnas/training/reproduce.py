@@ -31,7 +31,7 @@ from lrnas.recipes import Recipe, get_recipe
 from lrnas.training.checkpoint import difference
 from lrnas.training.job import Job
 from lrnas.training.loop import Report, Result, evaluate
-from lrnas.training.progress import continuable, download_view, packing_view, training_view
+from lrnas.training.progress import download_view, packing_view, telling_interrupts, training_view
 from lrnas.training.provenance import provenance
 from lrnas.training.seed_stats import OverSeeds
 
@@ -122,7 +122,7 @@ class _Execution(NamedTuple):
     address: str | None
 
 
-@continuable("training")
+@telling_interrupts("training")
 def reproduce(
     source: str,
     *,

@@ -621,6 +621,19 @@ def test_the_table_of_the_best_names_a_network_that_is_not_on_the_front(browser:
 
 
 @pytest.mark.slow
+def test_the_level_of_the_front_is_told_if_only_some_studies_have_finals(browser: Any, tmp_path: Path) -> None:
+    search, other = make_search(), make_search()
+    make_finals(search, {"nin-c3-lr": (0.95, 0.96), "lr-x0.25": (0.93,)})
+    short = "For studies with finals, networks and front are those of the short training, before the finals."
+    full = "The networks on the front (for studies with finals, that of the full training)"
+    for studies, is_told in (([search, replace(other, name="other")], True), ([search], False), ([other], False)):
+        tab = Tab(browser, write(tmp_path / "report.html", make_report(studies)), 1400, 900)
+        assert (short in tab.page.locator("#front-kind").inner_text()) == is_told
+        assert tab.page.locator("#best-what").inner_text().startswith(full) == is_told
+        assert tab.complaints == []
+
+
+@pytest.mark.slow
 def test_a_chart_that_fails_is_told_and_the_others_are_drawn(browser: Any, tmp_path: Path) -> None:
     file = write_page(tmp_path, 24)
     text = file.read_text(encoding="utf-8")

@@ -156,6 +156,15 @@ def test_what_a_dry_run_cannot_know_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_an_estimate_that_is_interrupted_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(dry_run, "_estimate", interrupt)
+    with pytest.raises(KeyboardInterrupt, match=r"^the estimate was interrupted; nothing was written$"):
+        lrnas.estimate("nin", budget=2)
+
+
 def test_an_estimate_is_short_when_it_is_printed() -> None:
     found = SimpleNamespace(study="s", levels=[SimpleNamespace(runs=5), SimpleNamespace(runs=2)], seconds={0: 61.0})
     assert Estimate.__repr__(found) == "<Estimate of s: 7 trainings, about 1 min 1 s>"  # type: ignore[arg-type]

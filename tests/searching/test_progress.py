@@ -21,7 +21,7 @@ from lrnas.searching.retrain import retrain
 from lrnas.searching.runs import Chosen
 from lrnas.searching.search import search
 from lrnas.study.ledger import Ledger
-from lrnas.training.progress import continuable
+from lrnas.training.progress import telling_interrupts
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -125,7 +125,7 @@ def test_a_bar_in_a_notebook_does_not_move_after_the_end(monkeypatch: pytest.Mon
     with pytest.raises(LrnasError), progress_view():
         raise LrnasError("wrong")
     assert cell.shown[-1] == {"text/html": "", "text/plain": ""}
-    with pytest.raises(Interrupted) as caught, continuable("search"), progress_view():
+    with pytest.raises(Interrupted) as caught, telling_interrupts("search"), progress_view():
         raise KeyboardInterrupt
     assert str(caught.value) == "the search was interrupted; the same call continues it"
     assert hasattr(caught.value, "_render_traceback_")

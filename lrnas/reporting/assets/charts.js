@@ -251,7 +251,7 @@ function drawFront() {
   byId("front-faint").textContent = faint;
   byId("front-kind").textContent = isFinal
     ? "Validation accuracy after full training, mean and standard deviation over seeds. Faint: all networks after the short training of the search, one seed."
-    : `Validation accuracy in the search, one seed. Solid: after ${trainings}. Faint: stopped early, with the last accuracy.`;
+    : `Validation accuracy in the search, one seed. Solid: after ${trainings}. Faint: stopped early, with the last accuracy.${studies.some((study) => study.finals.length) ? " For studies with finals, networks and front are those of the short training, before the finals." : ""}`;
   byId("front-objectives").textContent = [...new Set(studies.map((study) => study.objectives.map(objectiveLabel).join(", ")))].join("; ");
   const marks = markedCosts(studies, currentAxis(), new Set(every.paper.map((p) => p.network.name)));
   const shown = page.showPartial || !every.full.length ? every.partial : [];

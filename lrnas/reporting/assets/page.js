@@ -97,10 +97,11 @@ function drawBest() {
   const names = [...new Set(studies.filter((study) => study.dense).map((study) => study.dense.name))];
   const whose = names.length === 1 ? names[0] : names.length ? "the dense network" : "the most expensive one";
   fillTable("best", ["network", ...(hasSeveral() ? ["study"] : []), "#accuracy", ...(hasSeeds ? ["#n"] : []), "#share", "#MACs", "#parameters", ...(isTimed ? ["#latency"] : [])], rows);
+  const isMixed = hasSeeds && !studies.every((study) => study.finals.length);
   const isWhole = studies.every((study) => study.networks.every((network) => !isOnFront(network) || study.best.includes(network.number)));
   const isMore = studies.some((study) => study.networks.some((network) => !isOnFront(network) && network.number === study.headline));
   const isBeside = studies.some((study) => study.dense && !study.networks.some((network) => network.name === study.dense.name && study.best.includes(network.number)));
-  byId("best-what").textContent = (isWhole ? `The networks on the front${isMore ? ", and the network at the top of the page" : ""}. ` : `The most accurate networks that cost at most as much as ${whose}, or a half, a quarter, an eighth or a sixteenth of it; and the network at the top of the page. `) +
+  byId("best-what").textContent = (isWhole ? `The networks on the front${isMixed ? " (for studies with finals, that of the full training)" : ""}${isMore ? ", and the network at the top of the page" : ""}. ` : `The most accurate networks that cost at most as much as ${whose}, or a half, a quarter, an eighth or a sixteenth of it; and the network at the top of the page. `) +
     (isBeside ? `To compare with: ${whose}. ` : "") +
     `Accuracy on validation images${hasSeeds ? ", mean ± standard deviation over n seeds" : ", one seed"}.${names.length ? ` Share: MACs relative to ${whose}.` : ""}`;
 }
