@@ -36,7 +36,7 @@ from lrnas.searching.progress import SearchEvents
 from lrnas.searching.proposals import Proposal, Proposals
 from lrnas.searching.runs import Chosen, Runs
 from lrnas.searching.setup import SearchTraining
-from lrnas.study.folder import begin_anew, check_untrained, create_optuna_study, trials_folder
+from lrnas.study.folder import begin_anew, check_untrained, create_optuna_study, is_trained, trials_folder
 from lrnas.study.ledger import Ledger
 from lrnas.study.levels import FULL, LONGER, SHORT, SUFFIXES, Level, count_left, level_study, read_level
 from lrnas.study.manifest import (
@@ -44,7 +44,6 @@ from lrnas.study.manifest import (
     SETTINGS,
     OtherSettings,
     check_manifest,
-    has_results,
     keep_images,
     read_manifest,
 )
@@ -133,7 +132,7 @@ def with_finals(error: OtherSettings, search: Study, training: SearchTraining) -
         training: The training with which it would continue.
     """
     full, wanted = level_study(search, FULL), training.levels.get(FULL)
-    if full is None or wanted is None or not has_results(full):
+    if full is None or wanted is None or not is_trained(full, search.where.studies):
         return error
     manifest = read_manifest(full)
     before, now = manifest["recipe"]["epochs"], wanted.recipe.epochs

@@ -277,7 +277,8 @@ def test_levels_are_pinned_once_they_have_results() -> None:
 
 
 def test_other_epochs_of_the_finals_are_told_with_other_differences() -> None:
-    search = make_search()
+    proposals = train_some(make_proposals())
+    search = proposals.study
     error = OtherSettings("s", "--image-size was 8, now 16", "give them")
 
     def told(final_epochs: int | None, epochs: int) -> str:
@@ -286,7 +287,11 @@ def test_other_epochs_of_the_finals_are_told_with_other_differences() -> None:
         return with_finals(error, search, SimpleNamespace(levels=levels, settings=settings)).found  # type: ignore[arg-type]
 
     assert told(20, 20) == error.found  # there are no finals
-    make_finals(search, {"nin-c3-lr": (0.95,)})
+    _, runs = climb(proposals)
+    run = ask(runs)
+    assert told(20, 20) == error.found  # nothing was trained
+    runs.ledger.report_epoch(run.number, [0.5], 9.0)
+    runs.ledger.put_back(run.number)
     assert told(20, 20) == "--image-size was 8, now 16; --final-epochs was 9, now 20"
     assert told(9, 9) == error.found
     assert told(None, 20) == error.found  # it follows from the other differences
