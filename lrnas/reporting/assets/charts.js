@@ -262,6 +262,7 @@ function drawFront() {
   const fewOf = ({ best }) => new Set(several ? [] : best);
   const isHeadline = (network) => network.number === network.study.headline;
   const few = every.full.filter((p) => !p.network.is_paper && (isHeadline(p.network) || fewOf(p.network.study).has(p.network.number)));
+  const top = Math.max(...every.full.map((p) => p.y));
   const best = Math.max(...[...every.full, ...every.partial].map((p) => p.y));
   const label = `Validation accuracy against ${currentAxis().label}: ${every.full.length} networks ${isFinal ? "trained in full" : `after ${trainings}`}, ${every.partial.length} ${faint}, ` +
     `at best ${best.toFixed(2)} %. The table of all trials has the numbers.`;
@@ -269,13 +270,13 @@ function drawFront() {
     xaxis: { title: { text: currentAxis().label }, type: page.scale, range: ranges.x, ...costTicks("front", ranges.x) },
     yaxis: { title: { text: "validation accuracy, %" }, range: ranges.y },
     shapes: costMarks(marks).shapes,
-    annotations: [...costMarks(marks).annotations, ...nameNotes("front", [...named, ...few].map((p) => ({ x: p.x, y: p.y, bar: p.bar, text: p.network.name, canMiss: !p.network.is_paper && !isHeadline(p.network) })),
-      every.full.filter((p) => !p.network.is_paper && !few.includes(p)), ranges)],
+    annotations: [...costMarks(marks).annotations, ...nameNotes("front", [...named, ...few].map((p) => ({ x: p.x, y: p.y, bar: p.bar, text: p.network.name, canMiss: !p.network.is_paper && !isHeadline(p.network) && p.y < top })),
+      every.full.filter((p) => !p.network.is_paper && !few.includes(p)), traces, ranges)],
   });
 }
 
-/** Annotations with names beside points. They do not overlap and, if there is room, they do not hide points or error bars. Names that can be missed are left out where there is no room. */
-function nameNotes(id, places, others, ranges) {
+/** Annotations with names beside points. They do not overlap and, if there is room, they do not hide points, error bars or lines of fronts. Names that can be missed are left out where there is no room. */
+function nameNotes(id, places, others, traces, ranges) {
   const element = byId(id);
   const [width, height] = [element.clientWidth - 80, element.clientHeight - 90];
   const isLog = page.scale === "log";
@@ -286,7 +287,11 @@ function nameNotes(id, places, others, ranges) {
   const scale = height / (ranges.y[1] - ranges.y[0]);
   const boxOf = (place) => { const [x, y] = at(place); const bar = (place.bar || 0) * scale; return [x - 7, y - Math.max(7, bar), x + 7, y + Math.max(7, bar)]; };
   const taken = places.map(boxOf);
-  const points = others.map(boxOf);
+  const steps = traces.filter(({ mode }) => mode === "lines").flatMap(({ x, y }) => x.slice(1).flatMap((_, i) => {
+    const [[x0, y0], [x1, y1]] = [at({ x: x[i], y: y[i] }), at({ x: x[i + 1], y: y[i + 1] })];
+    return [[x0, y0 - 1, x1, y0 + 1], [x1 - 1, Math.min(y0, y1), x1 + 1, Math.max(y0, y1)]];
+  }));
+  const points = [...others.map(boxOf), ...steps];
   const notes = [];
   for (const place of [...places].sort((a, b) => Boolean(a.canMiss) - Boolean(b.canMiss) || b.x - a.x)) {
     const [x, y] = at(place);

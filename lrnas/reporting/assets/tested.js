@@ -122,7 +122,7 @@ function drawTestedChart() {
     yaxis: { title: { text: "test accuracy, %" }, range: ranges.y },
     shapes: costMarks(marks).shapes,
     annotations: [...costMarks(marks).annotations, ...nameNotes("tested", every.filter((p) => p.final.is_paper || p.final.mark).map((p) => ({ ...p, text: p.final.name, canMiss: !p.final.is_paper })),
-      every.filter((p) => !p.final.is_paper && !p.final.mark), ranges)],
+      every.filter((p) => !p.final.is_paper && !p.final.mark), traces, ranges)],
   });
 }
 
