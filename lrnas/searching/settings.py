@@ -448,7 +448,7 @@ def check_settings(settings: SearchSettings) -> None:
 def _refuse_study(settings: SearchSettings) -> None:
     """Raise an error that says how to continue a study whose name is given as a space."""
     from lrnas.study.levels import FULL, level_study  # with Optuna
-    from lrnas.study.manifest import BUDGET, read_manifest
+    from lrnas.study.manifest import read_manifest
     from lrnas.study.open import open_search
 
     study = open_search(settings.space, studies=settings.studies)
@@ -459,9 +459,7 @@ def _refuse_study(settings: SearchSettings) -> None:
     if finals is not None:  # the first command may have had other settings of finals, and need not have had any
         begun = {name: value for name, value in begun.items() if name != "finals"}
         begun["final_epochs"] = read_manifest(finals)["recipe"]["epochs"]
-    last: int = study.optuna_study.user_attrs.get(BUDGET, begun.get("budget", 0))
-    budget = max(settings.budget, study.spent(), last)
-    now = {"name": settings.space, "budget": budget, "studies": settings.studies}
+    now = {"name": settings.space, "budget": max(settings.budget, study.budget), "studies": settings.studies}
     values = begun | {name: value for name, value in now.items() if value != SETTINGS[name].default}
     raise InvalidSettings(
         f"a search takes a space or a study file; got {settings.space}, a study; continue it with "

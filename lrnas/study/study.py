@@ -26,7 +26,17 @@ from lrnas.errors import InvalidArchitecture
 from lrnas.models.plan import canonical_id, deployed_form, make_plan
 from lrnas.sampling.pareto import front_indices, hypervolume
 from lrnas.study.location import Whereabouts
-from lrnas.study.manifest import IMAGES, LEVEL, RETRAINS, UNREADABLE, StudyError, data_name, read_limits
+from lrnas.study.manifest import (
+    BUDGET,
+    IMAGES,
+    LEVEL,
+    RETRAINS,
+    SETTINGS,
+    UNREADABLE,
+    StudyError,
+    data_name,
+    read_limits,
+)
 from lrnas.study.objectives import Costs, Limits, Objective, cost_objectives
 from lrnas.study.optuna_internals import LAST_ATTRIBUTE, database_of, get_trial, id_of_study
 from lrnas.study.throughput import Throughput, measure_throughput
@@ -355,6 +365,13 @@ class Study(NotebookView):
     def beat(self) -> float | None:
         """Share of the costs of the paper's networks below which the search last looked (--beat); None: no limit."""
         return read_limits(self.optuna_study).get("beat")
+
+    @property
+    def budget(self) -> int:
+        """Number of trials that the search was last to have in all, at least those that it has."""
+        begun = self.manifest.get(SETTINGS, {}).get("budget", 0)
+        last: int = self.optuna_study.user_attrs.get(BUDGET, begun)
+        return max(self.spent(), last)
 
     def deployed(self, architecture: Architecture) -> Architecture:
         """The deployed form of a network for the images of this study."""

@@ -137,7 +137,8 @@ def test_a_dry_run_refuses_what_the_search_refuses(
             dry_run.estimate("nin", **{**settings, **changes})
         return str(caught.value)
 
-    assert refused() == "" and refused(name="another") == "" and measured == [16, 32]
+    stopped = "the estimate was interrupted; nothing was written"
+    assert refused() == stopped and refused(name="another") == stopped and measured == [16, 32]
     assert refused(epochs=77).startswith("s was begun with other settings: `epochs` was ")
     assert refused(set={"lr": 0.77}).startswith("s was begun with other settings: `set` lr was ")
     told = "s was begun with other settings: {}; give the earlier ones, or another `name`"
