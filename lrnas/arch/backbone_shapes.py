@@ -282,7 +282,7 @@ GOOGLENET_MODULES: dict[str, tuple[int, int, int, int, int, int]] = {
     "5a": (256, 160, 320, 32, 128, 128),
     "5b": (384, 192, 384, 48, 128, 128),
 }
-"""Widths of the layers of each inception module, as in Caffe's bvlc_googlenet.
+"""Widths of the layers of each inception module, in the order of `INCEPTION_PARTS`, as in Caffe's bvlc_googlenet.
 
 The digit is the stage. An architecture can leave out all but the first module of a stage: a module without 3×3 layer is
 left out, and so are the modules after it in its stage."""

@@ -41,7 +41,7 @@ from lrnas.searching.finals import LONGER_SHARE, SLACK, Ladder, Promotions, chec
 from lrnas.searching.progress import progress_view
 from lrnas.searching.proposals import Proposals, check_conditions
 from lrnas.searching.samplers import make_sampler
-from lrnas.searching.search import Preparation, continue_with, open_other, prepare_search
+from lrnas.searching.search import Preparation, continue_with, num_ended, open_other, prepare_search
 from lrnas.searching.settings import SearchSettings, gather_settings, takes_settings
 from lrnas.searching.trials_per_gpu import Measurement, Sharing, decide
 from lrnas.study.folder import check_untrained, study_folder
@@ -229,7 +229,7 @@ def _estimate(settings: SearchSettings) -> Estimate:
         raise LrnasError("a dry run is about this machine; got the address of a cluster; leave out --address")
     prepared, study, remarks = _continued(prepare_search(settings), settings)
     if study is not None:
-        settings = replace(settings, budget=max(settings.budget, _num_ended(study)))  # as in a search
+        settings = replace(settings, budget=max(settings.budget, num_ended(study)))  # as in a search
     training = prepared.training
     if (other := open_other(settings, prepared.name)) is not None:
         check_conditions(other, training.manifest())
@@ -336,11 +336,6 @@ def _trainings(levels: Iterable[LevelEstimate]) -> str:
     return f"{number} training{'s' * (number != 1)}" if number else "complete, nothing to train"
 
 
-def _num_ended(study: Study) -> int:
-    """Number of trials of a study that are over; those in training may have to be continued."""
-    return study.spent() - study.running()
-
-
 def _left(
     planned: dict[str, list[_Trial]], prepared: Preparation, settings: SearchSettings, study: Study
 ) -> dict[str, list[_Trial]]:
@@ -349,7 +344,7 @@ def _left(
     for level in planned:
         if level != SHORT and (stored := level_study(study, level)) is not None:
             studies[level] = Study(stored.study_name, stored, study.objectives, read_manifest(stored), study.where)
-    left = {name: some[_num_ended(studies[name]) if name in studies else 0 :] for name, some in planned.items()}
+    left = {name: some[num_ended(studies[name]) if name in studies else 0 :] for name, some in planned.items()}
     if FULL in studies:  # the paper's networks are trained in full in any case
         done = {trial.macs for trial in studies[FULL].trials if trial.is_paper}
         left[FULL] = max(left[FULL], [run for run in planned[FULL] if run.is_paper and run.macs not in done], key=len)

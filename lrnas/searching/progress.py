@@ -232,7 +232,9 @@ class ProgressView(SearchEvents):
             level = queue.study.manifest[LEVEL]
             means = [final.mean for final in final_front(read_level(queue.study, level))]
             best = f"best {100 * max(means):.2f} %" if means else "none completed yet"
-            left = _left(self._seconds_left_of_levels(summary.trials, now) if goes_on and running else None, "at most")
+            left = _left(
+                self._seconds_left_of_levels(summary.trials, now) if goes_on and running else None, "at most about"
+            )
             runs = f"{done} run{'s' * (done != 1)} at level {level} done, {running} running{failed}"
             return f"{self.trials}{runs}; front {len(means)}, {best}{rate}{left}"
         left = _left(self._seconds_left(summary.trials, now) if goes_on and done < self.budget else None)

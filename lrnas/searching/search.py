@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -239,7 +239,7 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
                 )
             from lrnas.searching.ray_tune import run_trials
 
-            is_over, begun = False, _num_spent(later.values())
+            is_over, begun = False, num_ended(*later.values())
             while not is_over:
                 run_trials(
                     proposals,
@@ -257,7 +257,7 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
                     )
                 ledgers = [Ledger(each) for each in (later or {SHORT: study}).values()]
                 is_over = bool(study.interrupted) or not any(ledger.wait_for_others() for ledger in ledgers)
-            if later and not study.interrupted and _num_spent(later.values()) == begun:
+            if later and not study.interrupted and num_ended(*later.values()) == begun:
                 logger.info(f"{name} was complete already: nothing was trained; a larger --budget extends it")
             if later and not study.interrupted and (line := tell_end(study, training.levels[FULL], settings.finals)):
                 logger.info(line)
@@ -270,8 +270,9 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
     return study
 
 
-def _num_spent(studies: Iterable[Study]) -> int:
-    return sum(each.spent() for each in studies)
+def num_ended(*studies: Study) -> int:
+    """Number of trials of studies that are over; those in training may have to be continued."""
+    return sum(study.spent() - study.running() for study in studies)
 
 
 def open_other(settings: SearchSettings, name: str) -> Study | None:

@@ -77,6 +77,10 @@ def test_killed_finals_continue(tmp_path: Path) -> None:
     assert "s: networks trained at level full" in log and (tmp_path / "studies/s/front.png").stat().st_size > 10_000
     assert (tmp_path / "studies/s/front.csv").read_text().startswith("name,trial,point,identity,mean")
 
+    log = Search(tmp_path, *OPTIONS, *FINALS).end()
+    assert "s was complete already: nothing was trained; a larger --budget extends it" in log
+    assert len(runs(tmp_path)) == len(after)
+
     data = read_front(tmp_path)
     assert data["level"] == "full" and {row["name"] for row in data["networks"]} == finals.keys()
     best = find_source("s:best", studies=tmp_path / "studies")

@@ -229,7 +229,7 @@ def test_finals_have_the_names_of_tables_and_a_time_left() -> None:
     assert second is not None and second.point is None
     summary = runs.study.summary()
     assert view._training(summary.trials) == "training dense-x0.25, epoch 1 of 9"
-    assert "at most 54 s left" in view._state(summary, view.start + 18)  # 27 of 36 seconds, at half speed
+    assert "at most about 54 s left" in view._state(summary, view.start + 18)  # 27 of 36 seconds, at half speed
 
 
 def test_time_left_depends_on_the_networks_that_wait() -> None:
