@@ -515,7 +515,7 @@ class Study(NotebookView):
         Args:
             max_macs: Largest number of multiply-accumulates; also as text, such as "3M".
             max_params: Largest number of parameters; also as text.
-            max_latency: Largest latency in milliseconds; only for studies that measure it.
+            max_latency: Largest latency in milliseconds; only for studies with latencies, as an objective or a limit.
             level: Training that is compared, as for `front`.
 
         Returns:
@@ -527,13 +527,15 @@ class Study(NotebookView):
             max_params=_read_limit("max_params", max_params, read_quantity),
             max_latency=_read_limit("max_latency", max_latency, functools.partial(read_time, "ms")),
         )
-        if limits.max_latency is not None and "latency" not in self.costs:
-            raise StudyError(f"{self.name} has no latencies; got max_latency {limits.max_latency:g}; leave it out")
         later = self._later(level)
         short = [(trial.accuracy or 0.0, trial) for trial in self.trials if trial.status == "completed"]
         done = short if later is None else later
         if not done:
             raise StudyError(f"{self.name} has no trained network{' at this level' * bool(level)} yet; continue it")
+        if limits.max_latency is not None:
+            short, done = ([(mean, trial) for mean, trial in few if trial.latency is not None] for few in (short, done))
+            if not done:
+                raise StudyError(f"{self.name} has no latencies; got max_latency {limits.max_latency:g}; leave it out")
         fits = [(accuracy, trial) for accuracy, trial in done if not limits.excess(trial.costs)]
         if not fits:
             is_short = later is not None and any(not limits.excess(trial.costs) for _, trial in short)

@@ -644,8 +644,19 @@ def test_latency_is_an_objective_like_others() -> None:
     assert "latency" in proposals.study.to_pandas() and "latency" not in make_proposals().study.to_pandas()
     fastest = min(trial.latency for trial in proposals.study.trials if trial.status == "completed")
     assert proposals.study.best(max_latency=fastest).latency == fastest
+
+
+def test_the_best_network_within_a_latency() -> None:
+    proposals = make_proposals()
+    finish(proposals, 0.9)
     with pytest.raises(StudyError, match="has no latencies"):
-        make_proposals().study.best(max_latency=1.0)
+        proposals.study.best(max_latency=1.0)
+    limited = make_timed("accuracy,macs", Limits(max_latency=4.0))  # a limit, not an objective
+    numbers = {finish(limited, accuracy): accuracy for accuracy in (0.7, 0.9, 0.8)}
+    latencies = {trial.number: trial.latency for trial in limited.study.trials if trial.number in numbers}
+    fastest = min(latencies, key=lambda number: latencies[number])
+    assert limited.study.best(max_latency=latencies[fastest]).number == fastest
+    assert numbers[limited.study.best(max_latency=4.0).number] == 0.9
 
 
 def test_a_study_keeps_the_values_measured_at_its_start(tmp_path: Path) -> None:
