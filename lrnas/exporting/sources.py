@@ -244,9 +244,10 @@ def _from_study(found: StudyNetwork, studies: str | Path, fresh: bool | None) ->
     full = {final.trial for final in finals if final.accuracies and final.trial is not None}
     there = [str(number) for number in sorted(own | full)]
     where = f"; weights exist for {', '.join(there[:12])}{', …' * (len(there) > 12)}" if there else ""
+    kind = "run" if "@" in study.name else "trial"
     raise ExportError(
-        f"trial {trial.number} of {study.name} has no weights ({STATUS_WORDS[trial.status]}); only networks whose "
-        f"training was completed have them{where}; name another trial{OFFER if fresh is False else ''}"
+        f"{kind} {trial.number} of {study.name} has no weights ({STATUS_WORDS[trial.status]}); only networks whose "
+        f"training was completed have them{where}; name another {kind}{OFFER if fresh is False else ''}"
     )
 
 
