@@ -36,6 +36,8 @@ VERSION = 1
 """Version of the format of `SearchSpace.to_dict`."""
 UNIFORM_WIDTHS = (1.0, 0.5, 0.25)
 """Widths of the seeds, the simple networks with which a search starts and with which its results are compared."""
+UNCHANGED = ("baseline", "dense-x1")
+"""Names of the uniform network that is the unchanged backbone."""
 DIVISOR = 8
 """Filter counts are multiples of this number in spaces that are derived from a timm model."""
 
@@ -350,7 +352,12 @@ def _make_space(definition: Definition, granularity: str, batch_norm: bool | Non
     points, left_out = _place_points(space, definition)
     baseline = definition.baseline if definition.baseline in points else None
     space = dataclasses.replace(space, points=points, left_out=left_out, baseline=baseline)
-    return dataclasses.replace(space, uniform=_uniform_networks(space))
+    uniform = _uniform_networks(space)
+    if not points and (dense := next((uniform.pop(name) for name in UNCHANGED if name in uniform), None)) is not None:
+        # the network to compare with is then the unchanged backbone
+        name = dense.backbone.removeprefix(TIMM)
+        space = dataclasses.replace(space, points={name: dense}, baseline=name)
+    return dataclasses.replace(space, uniform=uniform)
 
 
 def _resolve_backbones(definition: Definition) -> tuple[str, ...]:
