@@ -173,9 +173,11 @@ def closest(name: str, known: Iterable[str]) -> str:
 
 def _near(name: str, known: Iterable[str]) -> list[str]:
     """At most three similar names: the most similar one, and those that are nearly as similar or a part of the name."""
-    near = difflib.get_close_matches(name, known, cutoff=0.6)
+    bare = {each.lstrip("-"): each for each in known}  # the dashes of options are no likeness
+    name = name.lstrip("-")
+    near = difflib.get_close_matches(name, bare, cutoff=0.6)
     likeness = [difflib.SequenceMatcher(None, each, name).ratio() for each in near]
-    return [each for each, ratio in zip(near, likeness, strict=True) if ratio > 0.95 * likeness[0] or each in name]
+    return [bare[each] for each, ratio in zip(near, likeness, strict=True) if ratio > 0.95 * likeness[0] or each in name]
 
 
 def first_line(error: BaseException) -> str:

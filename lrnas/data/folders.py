@@ -1,4 +1,4 @@
-"""Data sets in folders: train/ and val/ or test/, each with one folder of images per class.
+"""Data sets in folders: train/ and val/ or test/, each with one folder of images per class; or just such folders.
 
 Mistakes in the layout are reported at once. The bytes of the files are hashed to tell one data set from another (in a
 large data set, only the bytes of a sample of files). No image is decoded here: an unreadable image is noticed when the
@@ -21,7 +21,7 @@ import numpy.typing as npt
 from lrnas._files import open_regular
 from lrnas.data.names import Progress, first_few
 from lrnas.data.sources import Found
-from lrnas.data.splits import Indices
+from lrnas.data.splits import Indices, stratified
 from lrnas.errors import DataError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")
@@ -32,14 +32,19 @@ SAMPLE, SAMPLE_BYTES = 2048, 64 * 2**10
 """Sample that is hashed of larger data sets: files per split (divided equally between the classes), bytes per file."""
 THREADS, BLOCK = 16, 256
 """Number of threads that hash files, and number of files per task. The threads mostly wait for the disk."""
-LAYOUT = "PATH/train/CLASS/*.jpg and PATH/val/CLASS/*.jpg or PATH/test/CLASS/*.jpg"
+TEST_SHARE = 0.2
+"""Share of each class that is kept for tests, if the images are not split."""
+LAYOUT = "PATH/CLASS/*.jpg, or PATH/train/CLASS/*.jpg and PATH/val/CLASS/*.jpg or PATH/test/CLASS/*.jpg"
 
 
 @dataclass(frozen=True, slots=True)
 class FolderSplit:
-    """The images of train/, val/ or test/, sorted by class and name."""
+    """The images of a split, sorted by class and name."""
 
+    part: str
+    """The split: train, val or test."""
     path: Path
+    """The folder with the folders of classes."""
     classes: tuple[str, ...]
     labels: Indices
     names: npt.NDArray[np.bytes_]
@@ -57,18 +62,24 @@ class FolderSplit:
 
     def contents(self) -> Iterable[bytes]:
         """Yield labels and file names, without the folder's path; `Found.bytes_hash` is a hash of the files' bytes."""
-        yield self.path.name.encode() + self.labels.tobytes()
+        yield self.part.encode() + self.labels.tobytes()
         yield from self.names
 
     def version(self) -> bytes:
         return self.times.tobytes()
+
+    def only(self, part: str, which: Indices) -> FolderSplit:
+        """Some of the images, as a split."""
+        labels, names, sizes, times = (each[which] for each in (self.labels, self.names, self.sizes, self.times))
+        return FolderSplit(part, self.path, self.classes, labels, names, sizes, times)
 
 
 def find_folders(path: str, folder: str | None = None, progress: Progress | None = None) -> Found:
     """Find the classes and splits of a data set in folders.
 
     Args:
-        path: The folder with train/ and val/ or test/.
+        path: The folder with train/ and val/ or test/. If it has only train/, or one folder per class instead, a fixed
+            fifth of every class becomes the test images.
         folder: Where data sets are kept; not used.
         progress: Progress callback; not used.
 
@@ -80,23 +91,28 @@ def find_folders(path: str, folder: str | None = None, progress: Progress | None
         problem = "is a file" if root.exists() else "does not exist"
         raise DataError(f"folder:PATH needs a folder; got {root}, which {problem}; give a folder with {LAYOUT}")
     splits = [name for name in ("train", "val", "test") if (root / name).is_dir()]
-    if "train" not in splits or len(splits) < 2:
-        missing = "train/" if "train" not in splits else "val/ and test/"
-        raise DataError(
-            f"a data set needs train/ and val/ or test/; {root} has no {missing}; arrange the images as {LAYOUT}"
-        )
-    classes = tuple(_class_folders(root / "train"))
+    if splits and "train" not in splits:
+        raise DataError(f"a data set needs train/; {root} has only {splits[0]}/; arrange the images as {LAYOUT}")
+    place = root / "train" if splits else root
+    classes = tuple(_class_folders(place))
     if len(classes) < 2:
         raise DataError(
-            f"{root / 'train'} must have one folder per class, at least 2; got {', '.join(classes) or 'none'}; "
+            f"{place} must have one folder per class, at least 2; got {', '.join(classes) or 'none'}; "
             f"arrange the images as {LAYOUT}"
         )
-    found = {name: _find_images(root / name, classes) for name in splits}
+    note = ""
+    if len(splits) > 1:
+        found = {name: _find_images(root / name, classes) for name in splits}
+    else:
+        whole = _find_images(place, classes)
+        kept, held_out = stratified(whole.labels, TEST_SHARE)
+        found = {"train": whole.only("train", kept), "test": whole.only("test", held_out)}
+        note = f"{root} has no {'test/' if splits else 'train/'}: a fixed fifth of every class is kept for tests"
     is_small = sum(int(split.sizes.clip(0).sum()) for split in found.values()) <= WHOLE
     bytes_hash = _hash_files(found, is_small)
     if is_small:
         found = {name: replace(split, times=split.times[:0]) for name, split in found.items()}
-    return Found(f"folder:{root}", classes, found, bytes_hash)
+    return Found(f"folder:{root}", classes, found, bytes_hash, note)
 
 
 def _find_images(path: Path, classes: tuple[str, ...]) -> FolderSplit:
@@ -119,7 +135,7 @@ def _find_images(path: Path, classes: tuple[str, ...]) -> FolderSplit:
     rows = [(label, *file) for label, name in enumerate(classes) for file in files.get(name, ())]
     labels, names, sizes, times = zip(*rows, strict=True)
     numbers = [np.array(values, np.int64) for values in (labels, sizes, times)]
-    return FolderSplit(path, classes, numbers[0], np.array(names, np.bytes_), *numbers[1:])
+    return FolderSplit(path.name, path, classes, numbers[0], np.array(names, np.bytes_), *numbers[1:])
 
 
 def _hash_files(splits: Mapping[str, FolderSplit], is_small: bool) -> str:

@@ -230,10 +230,13 @@ class PackedSet(DataSet):
     def split(self) -> str:
         if self.val.part != self.train.part:
             return ""
+        if self.pack.found.note:
+            return "a tenth of the other images"
         return f"a tenth of train/, because {self._test.part}/ holds the test images"
 
     def remarks(self) -> list[str]:
-        found = []
+        note = self.pack.found.note
+        found = [f"{note}, and a tenth of the others for validation"] if note else []
         for split in (self.val, self._test):
             counts = np.bincount(split.source.labels[split.where], minlength=self.num_classes)
             if missing := [self.classes[i] for i in np.flatnonzero(counts == 0)]:
@@ -339,7 +342,7 @@ def make_packed(
         The data set. Its identity is its kind, a hash of the sources' contents and, if there is one, the hash of the
         files' bytes.
     """
-    name, classes, sources, bytes_hash = found
+    name, classes, sources, bytes_hash, _ = found
     digest = hashlib.sha256("\n".join(classes).encode())
     for title in sorted(sources):
         for part in sources[title].contents():

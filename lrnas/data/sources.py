@@ -53,6 +53,8 @@ class Found(NamedTuple):
     """The splits: train, and val or test or both."""
     bytes_hash: str = ""
     """Hash of the files' bytes, for sources whose `contents` are only names."""
+    note: str = ""
+    """How the images were split, if they are not split in the files."""
 
 
 def read_rgb(file: BinaryIO) -> Image.Image:

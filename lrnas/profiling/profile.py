@@ -45,6 +45,8 @@ Named: TypeAlias = "str | Trial | Architecture | tuple[str, Architecture]"
 
 BUSY = 0.2
 """Number of CPU cores used by other programs above which times should be measured again."""
+UNSTEADY = 0.5
+"""Spread above which times say nothing."""
 REPETITIONS = 3
 """How often whole networks are measured, each time as a median over rounds."""
 ABOUT_LAYERS = (
@@ -169,6 +171,9 @@ class Profile(NotebookView):
             f"Times are medians over rounds that measure all networks, repeated {REPETITIONS} times; repetitions "
             f"differ from the times shown by at most {100 * spread:.1f} %. MACs are for one image."
         ]
+        if spread > UNSTEADY:
+            threads = ", or with --threads 1" if self.conditions.threads > 1 else ""
+            found.insert(0, f"These times say nothing, because they differ too much: measure again{threads}.")
         if any(network.layers for network in self.networks):
             found.append(ABOUT_LAYERS)
         if self.busy_cores is not None:

@@ -135,6 +135,29 @@ def test_neither_a_study_nor_a_checkpoint_continues_with_other_images(tmp_path: 
     assert difference({"data": before}, {"data": after}) == f"data was {repr(before)[:60]}, now {repr(after)[:60]}"
 
 
+@pytest.mark.parametrize("is_inside_train", [False, True])
+def test_images_that_are_not_split(
+    is_inside_train: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LRNAS_DATA", str(tmp_path / "data"))
+    root = write_set(tmp_path / "images", {"photos": 20})
+    root = (root / "photos").rename(root / "train").parent if is_inside_train else root / "photos"
+    data = load(root)
+    train, val, test = (
+        [split.source.name(split.where[i]) for i in range(len(split))] for split in (data.train, data.val, data._test)
+    )
+    assert (len(train), len(val), len(test)) == (42, 6, 12)  # 14, 2 and 4 of each of 3 classes
+    assert len({*train, *val, *test}) == 60
+    assert [load(root)._test.source.name(i) for i in range(12)] == test
+    told = f"{root} has no {'test/' if is_inside_train else 'train/'}: a fixed fifth of every class is kept for tests"
+    assert load(root).remarks() == [f"{told}, and a tenth of the others for validation"]
+    assert main(["data", f"folder:{root}", "--image-size", "8"]) == 0
+    captured = capsys.readouterr()
+    assert "42 training, 6 validation and 12 test images, 3 classes" in captured.out and told in captured.err
+    moved = root.rename(tmp_path / "moved")
+    assert load(moved).identity == data.identity
+
+
 def broken(root: Path, how: str) -> Path:
     if how == "no folder":
         return root / "nowhere"
@@ -144,8 +167,12 @@ def broken(root: Path, how: str) -> Path:
     write_set(root, {"train": 4, "val": 2})
     if how == "no train":
         shutil.rmtree(root / "train")
-    elif how == "no val":
+    elif how == "nothing":
+        shutil.rmtree(root / "train")
         shutil.rmtree(root / "val")
+    elif how == "only splits inside":
+        (root / "train").rename(root / "a")
+        (root / "val").rename(root / "b")
     elif how == "unknown class":
         (root / "val" / "violet").mkdir()
     elif how == "empty class":
@@ -170,10 +197,11 @@ def broken(root: Path, how: str) -> Path:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("no folder", r"needs a folder; got .*nowhere, which does not exist; give a folder with PATH/train"),
+        ("no folder", r"needs a folder; got .*nowhere, which does not exist; give a folder with PATH/CLASS"),
         ("file", "which is a file"),
-        ("no train", r"a data set needs train/ and val/ or test/; .* has no train/; arrange the images as"),
-        ("no val", "has no val/ and test/; arrange the images as"),
+        ("no train", r"a data set needs train/; .* has only val/; arrange the images as PATH/CLASS/.*, or PATH/train"),
+        ("nothing", "must have one folder per class, at least 2; got none; arrange the images as"),
+        ("only splits inside", "got none for a, b in .*, only folders"),
         (
             "unknown class",
             r"every class needs a folder in train/; got violet only in .*val; add it to train/ or remove it",

@@ -1,5 +1,6 @@
 """`lrnas profile`: which networks it compares, and its output."""
 
+import dataclasses
 import json
 import os
 import re
@@ -88,8 +89,12 @@ def test_layers_and_networks_are_compared_with_the_baseline(
 def test_a_profile_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0.010, 0.013, 0.009])
     monkeypatch.setattr(profile, "measure", lambda calls, device, **options: [next(times)] * len(calls))
-    (network,) = profile.profile("nin", layers=False, training=False, input=8, batch=1).networks
+    measured = profile.profile("nin", layers=False, training=False, input=8, batch=1)
+    (network,) = measured.networks
     assert network.forward == 10 and network.spread == pytest.approx(0.3)
+    assert "say nothing" not in str(measured)
+    unsteady = dataclasses.replace(measured, networks=[dataclasses.replace(network, spread=6.9)])
+    assert "These times say nothing, because they differ too much: measure again" in str(unsteady)
 
 
 @pytest.mark.parametrize("fastest", [1, 2])
