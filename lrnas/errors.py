@@ -176,8 +176,8 @@ def _near(name: str, known: Iterable[str]) -> list[str]:
     bare = {each.lstrip("-"): each for each in known}  # the dashes of options are no likeness
     name = name.lstrip("-")
     near = difflib.get_close_matches(name, bare, cutoff=0.6)
-    likeness = [difflib.SequenceMatcher(None, each, name).ratio() for each in near]
-    return [bare[each] for each, ratio in zip(near, likeness, strict=True) if ratio > 0.95 * likeness[0] or each in name]
+    ratios = [difflib.SequenceMatcher(None, each, name).ratio() for each in near]
+    return [bare[each] for each, ratio in zip(near, ratios, strict=True) if ratio > 0.95 * ratios[0] or each in name]
 
 
 def first_line(error: BaseException) -> str:
