@@ -17,7 +17,7 @@ from lrnas._quantities import magnitude
 from lrnas.arch.architecture import Architecture
 from lrnas.arch.cost import Cost
 from lrnas.errors import LrnasError
-from lrnas.models.plan import native_input_size, native_num_classes, resolve_backbone
+from lrnas.models.plan import TIMM, native_input_size, native_num_classes, resolve_backbone
 from lrnas.reporting.layer_view import SHADES, Layer, kind_of, lay_out
 from lrnas.spaces.parameters import format_values
 from lrnas.spaces.space import SearchSpace
@@ -237,8 +237,9 @@ def _(architecture: Architecture) -> str:
     except LrnasError as error:  # a network that cannot be built is shown as text
         return f"<p>{escape(repr(architecture))}</p><p>{escape(str(error))}</p>"
     macs, params = (f"{sum(getattr(layer, name) for layer in layers):,}" for name in ("macs", "params"))
+    whose = "timm's" if backbone.startswith(TIMM) else "the paper's"
     facts = [
-        f"{macs} MACs and {params} parameters as deployed, for {_images(shape)}, the backbone's own sizes",
+        f"{macs} MACs and {params} parameters as deployed, for {_images(shape)}, {whose} sizes",
         "Other sizes: lrnas.make_plan(architecture, input_size, num_classes, in_chans, deployed=True).cost; a trial "
         "shows the costs in its study",
     ]
@@ -367,7 +368,7 @@ def _width_of(texts: Iterable[str]) -> int:
 def _describe(layer: Layer) -> str:
     groups = " ‖ ".join(f"{group.num} {group.shape.replace('x', '×')}" for group in layer.groups)
     second = f", then {layer.second.num} {layer.second.shape.replace('x', '×')}" if layer.second is not None else ""
-    return f"{groups}{second}; " if groups else ""
+    return f"{groups}{second}; " if groups else "cannot vary; "
 
 
 def _text(x: float, top: float, text: str) -> str:

@@ -344,7 +344,8 @@ def test_an_architecture() -> None:
     assert "256 3×1 ‖ 256 1×3, then 512 1×1" in html
     cost = lrnas.make_plan(lrnas.get_point("vgg-gmp-lr-join").architecture, deployed=True).cost
     assert f"{cost.macs:,} MACs and {cost.params:,} parameters as deployed" in html
-    assert "for images of 224×224 pixels in 3 channels, 1000 classes, the backbone&#x27;s own sizes" in html
+    assert "for images of 224×224 pixels in 3 channels, 1000 classes, the paper&#x27;s sizes" in html
+    assert ">cannot vary; 4,096,000 MACs<" in html  # fc8
     assert "lrnas.make_plan(architecture, input_size, num_classes, in_chans, deployed=True).cost" in html
     assert [f">{text}<" in html for text in ("64×224×224", "512×14×14", "1000", "output")] == [True] * 4
 

@@ -190,9 +190,11 @@ const isBetween = (value, [low, high]) => value >= low && value <= high;
 /** Costs to mark in a picture: those of dense networks, and of the paper's networks beyond a limit, unless they are drawn by name. */
 function markedCosts(studies, axis, drawn) {
   const marks = new Map();
-  for (const { dense, networks } of studies) {
+  const isSame = new Set(studies.map(({ dense }) => dense?.name)).size < 2;
+  for (const { name, dense, networks } of studies) {
+    const whose = isSame ? "" : ` of ${name}`;
     for (const network of networks) if (network.is_paper && network.status === "limit") marks.set(network.name, [network[axis.name], "beyond the limit"]);
-    if (dense && !marks.has(dense.name)) marks.set(dense.name, [dense[axis.name], "the dense network"]);
+    if (dense && !marks.has(dense.name)) marks.set(dense.name, [dense[axis.name], `the dense network${whose}`]);
   }
   return [...marks].filter(([name, [value]]) => value != null && !drawn.has(name)).map(([name, [value, remark]]) => ({ x: value / axis.unit, text: `${name}, ${remark}` }));
 }

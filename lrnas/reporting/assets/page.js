@@ -34,7 +34,8 @@ function drawInTurn() {
   } catch (error) {  // an idle callback has nobody else to tell; the other charts can still be drawn
     showTrouble(error, `The chart "${next}"`);
   }
-  (window.requestIdleCallback ?? setTimeout)(drawInTurn);  // Safari has no idle callbacks
+  if (window.requestIdleCallback) requestIdleCallback(drawInTurn, { timeout: 500 });  // a busy browser is never idle
+  else setTimeout(drawInTurn);  // Safari
 }
 
 /** Tell the style sheet which tables are wider than the screen, and which have more columns to the right. */

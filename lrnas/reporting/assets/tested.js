@@ -115,7 +115,7 @@ function drawTestedChart() {
   if (!every.length) return;
   if (several) traces.push(legendLine("best for the cost shown"), legendKey("front by means", ring));
   byId("tested-costs").textContent = [...new Set(tested.map((one) => ["test accuracy", ...one.costs.map(objectiveLabel)].join(", ")))].join("; ");
-  const marks = markedCosts(page.data.studies, axis, new Set(every.filter((p) => p.final.is_paper).map((p) => p.final.name)));
+  const marks = markedCosts([...new Set(tested.map(studyOf))], axis, new Set(every.map((p) => p.final.name)));
   const ranges = frontRanges(every, [], marks.map((mark) => mark.x));
   draw("tested", `Test accuracy against ${axis.label} of ${every.length} networks, mean and standard deviation over seeds. The table below has the numbers.`, traces, {
     xaxis: { title: { text: axis.label }, type: page.scale, range: ranges.x, ...costTicks("tested", ranges.x) },

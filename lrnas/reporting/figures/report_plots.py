@@ -470,6 +470,8 @@ def _draw_networks(
             rings += [dot.position for dot in some if dot.on_front]
         if rings:
             x, y = zip(*rings, strict=True)
+            if colours is not None:  # around the mark: on a dark one, a ring could not be seen
+                place["s"] *= 2.2
             axes.scatter(x, y, **place, facecolors="none", edgecolors="0.15", linewidths=1.2, label=front)
             front = ""  # one entry in the legend
     every = [dot for _, _, dots in groups for dot in dots]
