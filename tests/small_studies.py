@@ -13,7 +13,7 @@ from lrnas.searching.finals import Promotion, Promotions, open_levels
 from lrnas.searching.proposals import Proposals
 from lrnas.searching.runs import Chosen
 from lrnas.searching.samplers import make_sampler
-from lrnas.spaces.space import load_space
+from lrnas.spaces.space import SearchSpace, load_space
 from lrnas.study.ledger import Ledger
 from lrnas.study.levels import Level
 from lrnas.study.location import Whereabouts
@@ -35,6 +35,7 @@ def make_proposals(
     limits: Limits | None = None,
     objectives: str = "accuracy,macs",
     sampler: str | None = None,
+    space: SearchSpace = SPACE,
 ) -> Proposals:
     """The proposals of a search in a folder or in memory, with random points or a sampler of lrnas."""
     goals = pick_objectives(objectives.split(","))
@@ -48,7 +49,7 @@ def make_proposals(
     manifest = {
         "source": "nin",
         "recipe": Recipe().to_dict(),
-        "space": SPACE.to_dict(),
+        "space": space.to_dict(),
         "data": "digits",
         "image_size": 8,
         "channels": 1,
@@ -66,14 +67,14 @@ def make_proposals(
         known = cost(architecture)
         return known | ({"latency": known["macs"] / 1e6} if "latency" in objectives else {})
 
-    proposals = Proposals(Ledger(study), SPACE, cost_of, limits or Limits())
+    proposals = Proposals(Ledger(study), space, cost_of, limits or Limits())
     if sampler is not None:
         optuna_study.sampler = make_sampler(sampler, 0, proposals)
     return proposals
 
 
 def make_search(folder: Path | None = None, objectives: str = "accuracy,macs") -> Study:
-    """A finished search with four networks, one of them from the paper; all but the last are on the front."""
+    """A finished search with four networks, one of them a reference network; all but the last are on the front."""
     return train_some(make_proposals(folder, objectives=objectives)).study
 
 

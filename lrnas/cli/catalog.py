@@ -118,7 +118,7 @@ def _print_spaces(spaces: list[SearchSpace]) -> None:
         table.add_row(space.name, ", ".join(space.backbones), space.granularity, *numbers)
     console = make_console()
     console.print(table)
-    console.print("A search begins with the named points (the paper's networks) and uniform networks (equal layers).")
+    console.print("A search begins with the named points (the reference networks) and uniform networks (equal layers).")
     console.print("`lrnas spaces NAME` shows what varies; NAME may also be timm:MODEL or FILE.toml (docs/spaces.md).")
 
 

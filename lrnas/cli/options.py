@@ -148,7 +148,7 @@ def add_source_options(command: Parser) -> None:
         "source",
         metavar="SOURCE",
         help="A checkpoint (folder or file); STUDY:TRIAL, where TRIAL is a number, the name of a network, or best, the "
-        "most accurate network on validation images (one of the paper's only if none found is as accurate); "
+        "most accurate network on validation images (a reference network only if none found is as accurate); "
         "STUDY@RECIPE:NETWORK for a retrained network; or a NETWORK as in `lrnas count`, with random weights unless "
         "lrnas has its weights.",
     )

@@ -29,7 +29,7 @@ def add_commands(commands: Any) -> None:
     text = "Name of a study, see `lrnas studies`; several are drawn together (default: the only study)."
     report.add_argument("names", nargs="*", metavar="STUDY", help=text)
     add_option(report, "--out", FILE, "FOLDER", "Folder for the page and the figures (default: studies/STUDY/report)")
-    text = "Show this retraining (default: the one with the most of the paper's networks, then the one used last)"
+    text = "Show this retraining (default: the one with the most reference networks, then the one used last)"
     add_option(report, "--retraining", TEXT, "STUDY@RECIPE", text)
 
     plot = add_command(

@@ -31,10 +31,10 @@ def add_commands(commands: Any) -> None:
         "retrain",
         _retrain,
         "train networks of a study in full, over several seeds, and test them",
-        "Train networks of a study, and the paper's networks of its space, in full and over several seeds. Test each "
-        "run once, and show which of the paper's networks are significantly worse (see docs/retrain.md). The same "
-        "command continues a retraining that was stopped; more seeds extend it. With STUDY@RECIPE, only show the "
-        "results so far.",
+        "Train networks of a study, and the reference networks of its space, in full and over several seeds. Test each "
+        "run once, and show which reference networks are significantly worse (see docs/retrain.md). The same command "
+        "continues a retraining that was stopped; more seeds extend it. With STUDY@RECIPE, only show the results so "
+        "far.",
     )
     text = "Name of the study, see `lrnas studies`; or STUDY@RECIPE, one of its retrainings."
     retrain.add_argument("study", metavar="STUDY", help=text)
@@ -43,12 +43,13 @@ def add_commands(commands: Any) -> None:
         action="store_true",
         default=None,
         help="Train the networks on the front (default unless --trials is given). After a search with --beat SHARE, "
-        "the default is: for each of the paper's networks, the most accurate one that costs at most this share.",
+        "the default is: for each reference network, the most accurate one that costs at most this share.",
     )
     kind = Kind("numbers of trials separated by commas", "12,40", _numbers)
     text = "Train the networks of these trials, given by their numbers in the study (default: none)"
     add_option(retrain, "--trials", kind, "N,N", text, [])
-    add_option(retrain, "--points", FLAG, "", "Train the paper's networks of the space, too", True)
+    text = "Train the reference networks, too: the paper's in the spaces of lrnas, else the unchanged model"
+    add_option(retrain, "--points", FLAG, "", text, True)
     add_option(retrain, "--seeds", WHOLE, "N", "Train each network N times, with different random seeds", 3)
     add_settings(retrain, "recipe", default="full")
     add_settings(retrain, "epochs", help="Train for N epochs (default: the recipe's)")
@@ -181,7 +182,7 @@ def _print_finals(study: Study, retrained: Retrained, verdicts: list[Verdict]) -
     text = "runs: their numbers, one per seed; STUDY@RECIPE:RUN, with such a number, is also the name of a network."
     table = make_table(title, ["network"], [*known, *further], [""], optional, {"runs": text})
     for final in finals:
-        marks = [mark for mark in (front.get(final.identity), "paper" if final.point else None) if mark]
+        marks = [mark for mark in (front.get(final.identity), "reference" if final.point else None) if mark]
         table.add_row(
             final.name,
             "–" if final.trial is None else str(final.trial),
@@ -201,7 +202,7 @@ def _print_finals(study: Study, retrained: Retrained, verdicts: list[Verdict]) -
     if "front by fewer runs" in front.values():
         console.print("A network with fewer runs may be on the front by luck: train all networks over as many seeds.")
     if not retrained.has_points:
-        console.print(f"{manifest['source']} has no networks of the paper: there is nothing to compare these with.")
+        console.print(f"{manifest['source']} has no reference networks: there is nothing to compare these with.")
     for verdict in verdicts:
         console.print(str(verdict))
     if verdicts:

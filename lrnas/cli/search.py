@@ -250,7 +250,7 @@ def _as_data(study: Study, trial: Trial) -> dict[str, Any]:
 
 
 def _short_outcomes(study: Study) -> list[Outcome]:
-    """What short trainings say about each network of the paper, if the search looks below a share of its costs."""
+    """What short trainings say about each reference network, if the search looks below a share of its costs."""
     from lrnas.study.levels import compare_with_paper, read_short
 
     return [] if study.beat is None else compare_with_paper(read_short(study), study.beat)
@@ -287,7 +287,7 @@ def _print_front(study: Study, level: str) -> None:
     dense = whole.macs if whole else study.dense_macs
     latency = study.manifest.get("latency")
     columns = ["trial", "accuracy", "MACs", "share", "parameters", "latency", "latency share"]
-    beside = ", and the paper's networks beside it" if paper else ""
+    beside = ", and the reference networks beside it" if paper else ""
     table = make_table(f"{study.name}: the front{beside}", ["network"], columns, [""], _optional(study))
     for trial in sorted({trial.number: trial for trial in (*front, *paper)}.values(), key=study.cheapest_first):
         timed = 0.0 if trial.latency is None else trial.latency
@@ -300,7 +300,7 @@ def _print_front(study: Study, level: str) -> None:
             "latency": f"{timed:.3f} ms" if timed else "–",
             "latency share": f"{timed / whole.latency:.3f}" if timed and whole and whole.latency else "–",
         }
-        mark = ("front" if trial.on_front else "beaten") + (", paper" if trial in paper else "")
+        mark = ("front" if trial.on_front else "beaten") + (", reference" if trial in paper else "")
         table.add_row(trial.point or trial.identity, *(cells[column] for column in columns), mark)
     console.print(table)
     if latency:
@@ -340,7 +340,7 @@ def _print_level(study: Study, level: str) -> None:
             "latency": "–" if final.latency is None else f"{final.latency:.3f} ms",
             "diverged": str(final.diverged),
         }
-        marks = [front.get(final.identity, "beaten"), *(["paper"] if final.point else [])]
+        marks = [front.get(final.identity, "beaten"), *(["reference"] if final.point else [])]
         table.add_row(final.name, *(cells[column] for column in columns), ", ".join(marks))
     console.print(table)
     promised = "; promised: predicted when the network was chosen, ± standard deviation"

@@ -71,7 +71,7 @@ def make_headline(study: StudyReport, cost: str, tested: Tested | None = None) -
     """The result of a study in one sentence; None if no network is trained.
 
     It names the cheapest network found that is at least as accurate as the dense network; if there is none, the most
-    accurate one that costs less. If the dense network was not trained, the paper's most accurate one takes its place.
+    accurate one that costs less. If the dense network was not trained, the best reference network takes its place.
     After tests, the sentence has test accuracies. It names the network of the verdict on the dense network; without a
     verdict, networks are chosen among those tested by their validation accuracies, since no network is chosen by test
     images. These are accuracies of the finals only if all of these networks were in the finals.

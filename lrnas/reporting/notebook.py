@@ -81,7 +81,7 @@ def _profile(profile: Profile) -> str:
 def _estimate(estimate: Estimate) -> str:
     networks = []
     for network in estimate.networks:
-        marks = ["paper"] * network.is_paper
+        marks = ["reference"] * network.is_paper
         marks += [f"left out: {', '.join(network.beyond)}"] if network.beyond else []
         networks.append(
             (network.name, f"{network.macs:,}", f"{network.share:.3f}", f"{network.params:,}", ", ".join(marks))
@@ -257,7 +257,7 @@ def _retraining(study: Study) -> str:
     assert retrained is not None
     marks = front_marks(retrained.finals)
     for final in (final for final in retrained.finals if final.point is not None):
-        marks[final.identity] = ", ".join(filter(None, [marks.get(final.identity), "paper"]))
+        marks[final.identity] = ", ".join(filter(None, [marks.get(final.identity), "reference"]))
     table = _finals_table(study, retrained.finals, "test accuracy", marks)
     lines = ["Accuracy on test images, mean ± standard deviation over n seeds."] if table else []
     verdicts = judge(retrained.finals) if any(final.accuracies for final in retrained.finals) else []

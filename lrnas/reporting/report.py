@@ -70,7 +70,7 @@ class Network:
 
     trial: Trial
     is_paper: bool
-    """Whether it is one of the paper's networks."""
+    """Whether it is a reference network."""
     shape: ImageShape
     """Shape of the study's images."""
     lines: tuple[ShellLine, ...]

@@ -15,7 +15,7 @@ from lrnas.study.verdicts import Kind, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Tested:
-    """Networks of a study that were trained again with one recipe, and verdicts on the paper's networks."""
+    """Networks of a study that were trained again with one recipe, and verdicts on the reference networks."""
 
     retrained: Retrained
     verdicts: tuple[Verdict, ...]
@@ -43,11 +43,11 @@ class Tested:
         """Sentence that counts the verdicts."""
         if not self.verdicts:
             why = "was trained in this retraining" if self.retrained.has_points else "is in the space"
-            return f"No network of the paper {why}: there is nothing to compare with."
+            return f"No reference network {why}: there is nothing to compare with."
         kinds = Counter(verdict.kind for verdict in self.verdicts)
         counts = ", ".join(f"{kinds[kind]} {kind}" for kind in get_args(Kind) if kinds[kind])
         number = len(self.verdicts)
-        return f"Of {number} network{'s' * (number != 1)} of the paper: {counts}."
+        return f"Of {number} reference network{'s' * (number != 1)}: {counts}."
 
     def to_dict(self) -> dict[str, Any]:
         finals = self.retrained.finals

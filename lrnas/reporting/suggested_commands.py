@@ -1,4 +1,4 @@
-"""Commands that a report suggests: train a network again, alone or with the paper's networks, or export it."""
+"""Commands that a report suggests: train a network again, alone or with reference networks, or export it."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _retrain_parts(study: Study) -> tuple[str, str, str]:
     known = manifest["data"] in SETS or study.images is not None
     option = "" if known else ' --data "$DATA"'
     hint = "" if known else HINT
-    return option, hint, " and the paper's networks" if manifest["space"]["points"] else ""
+    return option, hint, " and the reference networks" if manifest["space"]["points"] else ""
 
 
 def _recipe_options(manifest: Mapping[str, Any]) -> str:

@@ -71,8 +71,8 @@ def report(
         study: A study or its name, or several, which are drawn together; None for the only study there is.
         out: Folder for the page and the figures; None for `report` in the study's folder.
         axis: Cost on the axis: macs, params or latency; None for the first cost objective of the studies.
-        retraining: Name of the retraining to show, STUDY@RECIPE; None for the one in which most of the paper's networks
-            were tested, of several such ones for the one used last.
+        retraining: Name of the retraining to show, STUDY@RECIPE; None for the one in which most reference networks were
+            tested, of several such ones for the one used last.
         studies: Folder that holds the studies, for those given by name.
         storage: Database URL, or journal:FILE, that holds the studies; None for the files in their folders.
 

@@ -23,7 +23,7 @@ MAX_MEASURED = 400
 """Accuracies are predicted from at most this many networks, and for these alone: those closest to the front."""
 
 NUM_COMPARED = 3
-"""Number of the paper's networks that are trained at level `longer`, so that other networks can be compared there."""
+"""Number of reference networks that are trained at level `longer`, so that other networks can be compared there."""
 CHANCE = 2.0
 """A network may be promoted if it is on the front when it is this many standard deviations better than believed."""
 
@@ -75,7 +75,7 @@ class Contender:
 
     identity: str
     is_paper: bool
-    """Whether it is one of the paper's networks."""
+    """Whether it is a reference network."""
     costs: tuple[float, ...]
     """The costs that are objectives."""
     mean: float
@@ -84,9 +84,9 @@ class Contender:
     seconds: float
     """Expected training time of one run at the level in question."""
     begun: int = 0
-    """Number of runs at this level or, for networks that are not the paper's, above it, whatever became of them."""
+    """Number of runs at this level or, except for reference networks, above it, whatever became of them."""
     has_failed: bool = False
-    """Whether a run at this level diverged or failed; the network then gets no more runs, unless it is the paper's."""
+    """Whether a run at this level diverged or failed; it then gets no more runs, unless it is a reference network."""
     counts: bool = True
     """Whether it is in the part of the front that is searched; see `mark_counting`."""
     is_first: bool = False
@@ -116,11 +116,11 @@ def mark_counting(contenders: Sequence[Contender], boxes: Boxes) -> list[Contend
 
 
 def pick_first(contenders: Sequence[Contender], seconds_left: float) -> Contender | None:
-    """The network to train in full before accuracies are promised, beside the paper's networks.
+    """The network to train in full before accuracies are promised, beside the reference networks.
 
-    At most two networks: the best of those that cost no more than the most expensive of the paper's networks, and the
-    best of those that cost no more than the cheapest. What is left of their lead over the paper's networks says how
-    much to expect of others. A network that takes more than a quarter of the time is left out.
+    At most two networks: the best of those that cost no more than the most expensive reference network, and the best of
+    those that cost no more than the cheapest. What is left of their lead over the reference networks says how much to
+    expect of others. A network that takes more than a quarter of the time is left out.
 
     Args:
         contenders: All networks.
@@ -141,7 +141,7 @@ def pick_first(contenders: Sequence[Contender], seconds_left: float) -> Contende
 def pick_longer(contenders: Sequence[Contender], seconds_left: float) -> Contender | None:
     """The network to train next at level `longer`.
 
-    First come some of the paper's networks, those that train fastest, unless one of them takes more than a quarter of
+    First come some reference networks, those that train fastest, unless one of them takes more than a quarter of
     the time that is left. How much of a lead over them is left at this level says how much to expect of full
     trainings. Then come the networks from which the largest gain of the front is expected.
 
@@ -166,8 +166,8 @@ def pick_full(
 ) -> Contender | None:
     """The network to train next at level `full`, with its next seed.
 
-    First come one run of each of the paper's networks, and one of the best network that costs no more than it, if the
-    best one is not among the first networks; then, as long as there is time, the other seeds of the paper's networks,
+    First come one run of each reference network, and one of the best network that costs no more than it, if the
+    best one is not among the first networks; then, as long as there is time, the other seeds of the reference networks,
     and networks that may be on the front, those with the largest expected gain first. A network is promoted only while
     all seeds of what is on the believed front can still be trained.
 
@@ -202,7 +202,7 @@ def pick_full(
 
 
 def _rivals(contenders: Sequence[Contender], point: Contender) -> list[Contender]:
-    """The found networks that cost no more than one of the paper's."""
+    """The found networks that cost no more than a reference network."""
     return [each for each in contenders if not each.is_paper and costs_no_more(each.costs, point.costs)]
 
 

@@ -83,7 +83,7 @@ class NamedNetwork:
 
     name: str
     is_paper: bool
-    """Whether it is one of the space's points, which are the paper's networks in the spaces of lrnas."""
+    """Whether it is a reference network, that is, one of the space's points."""
     macs: int
     """Multiply-accumulates as deployed, for one image."""
     share: float
@@ -129,7 +129,7 @@ class Estimate(NotebookView):
     num_points: int
     """Number of points of the space; several of them can be the same network."""
     networks: tuple[NamedNetwork, ...]
-    """The named networks of the space: the paper's and uniform ones."""
+    """The named networks of the space: reference networks and uniform ones."""
     data: str
     """Name of the data set."""
     train_images: int
@@ -345,7 +345,7 @@ def _left(
         if level != SHORT and (stored := level_study(study, level)) is not None:
             studies[level] = Study(stored.study_name, stored, study.objectives, read_manifest(stored), study.where)
     left = {name: some[num_ended(studies[name]) if name in studies else 0 :] for name, some in planned.items()}
-    if FULL in studies:  # the paper's networks are trained in full in any case
+    if FULL in studies:  # reference networks are trained in full in any case
         done = {trial.macs for trial in studies[FULL].trials if trial.is_paper}
         left[FULL] = max(left[FULL], [run for run in planned[FULL] if run.is_paper and run.macs not in done], key=len)
     if left[SHORT] or len(studies) < len(planned) or "latency" in settings.objectives:  # not measured here

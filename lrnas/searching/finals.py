@@ -200,8 +200,8 @@ class Ladder:
             level: Name of the level.
             is_patient: Whether to promote no network before the first one is trained in full, because nothing can be
                 promised until then.
-            num_workers: Choose only runs that are trained before accuracies are promised: the first run of each of the
-                paper's networks, then those of `pick_first`, and other seeds of the paper's networks while there are
+            num_workers: Choose only runs that are trained before accuracies are promised: the first run of each
+                reference network, then those of `pick_first`, and other seeds of reference networks while there are
                 fewer runs than this; None: choose any runs.
         """
         self._read_runs()
@@ -244,7 +244,7 @@ class Ladder:
         with threadpool_limits(1):  # the cores are for the workers
             mean, deviation, is_full = believe(measured, self.proposals.axes.kinds)
         runs = {each: self._runs[level].get(each, []) for each in shown}
-        if level == LONGER:  # what was trained in full need not be trained longer; the paper's networks are compared
+        if level == LONGER:  # what was trained in full need not be trained longer; reference networks are compared
             runs = {each: runs[each] + ([] if is_paper[each] else self._runs[FULL].get(each, [])) for each in shown}
         contenders = [
             Contender(
@@ -263,7 +263,7 @@ class Ladder:
         return self._mark_counting(contenders), is_full
 
     def _costs_to_beat(self, trial: FrozenTrial, is_paper: bool) -> tuple[float, ...]:
-        """The costs of a network. With `beat`, a network of the paper counts as if it had this share of its costs."""
+        """The costs of a network. With `beat`, a reference network counts as if it had this share of its costs."""
         share = (self.proposals.beat or 1.0) if is_paper else 1.0
         return tuple(share * trial.user_attrs[name] for name in self.proposals.study.costs)
 
@@ -326,10 +326,10 @@ class Ladder:
         return self.share / (1 - self.share) * self.seconds(SHORT)
 
     def _next_seed(self, paper: Sequence[FrozenTrial], num_workers: int | None) -> Promotion | None:
-        """The next seed of one of the paper's networks at level `full`, if it is needed and there is time for it.
+        """The next seed of a reference network at level `full`, if it is needed and there is time for it.
 
         Args:
-            paper: The trials of the paper's networks; each has a run at level `full`.
+            paper: The trials of the reference networks; each has a run at level `full`.
             num_workers: Choose none if there are so many runs at this level; None: do not count them.
         """
         begun = {trial.number: len(self._runs[FULL][trial.user_attrs["id"]]) for trial in paper}
@@ -389,7 +389,7 @@ class Ladder:
         return float(seconds / max(1, epochs) * self.levels[level].recipe.epochs)
 
     def _point_of(self, trial: FrozenTrial) -> str | None:
-        """Name of a trial's network, if it is one of the paper's."""
+        """Name of a trial's network, if it is a reference network."""
         name = trial.user_attrs.get("point")
         return name if name in self.proposals.study.manifest["space"]["points"] else None
 
@@ -490,7 +490,7 @@ def train_levels(
     ladder = Ladder(proposals, training.levels, studies, share)
     phases: list[tuple[str, int | None]] = [(FULL, None)]
     if LONGER in studies:
-        # the paper's networks first: without any full training, accuracies after it cannot be predicted
+        # reference networks first: without any full training, accuracies after it cannot be predicted
         phases = [(FULL, workers.concurrency or 1), (LONGER, None), *phases]
     for level, num_workers in phases:
         if proposals.study.interrupted:

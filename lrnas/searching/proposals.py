@@ -50,7 +50,7 @@ class Proposal:
     """The trial."""
     architecture: Architecture
     point: str | None
-    """Its name, if it is a network of the paper or a uniform network of the space."""
+    """Its name, if it is a reference network or a uniform network of the space."""
     costs: Costs
     seed: int | None = None
     """Seed of the training; None: the seed of the study."""
@@ -127,7 +127,7 @@ class Proposals(Queue):
         cost_of: Returns the costs of an architecture as deployed, at the input size of the training.
         limits: Limits on the costs of a network.
         guess_of: Fast estimate of `cost_of`; None if `cost_of` is already fast.
-        beat: Share of the costs of the paper's networks below which the sampler `front` looks; None: look at all costs
+        beat: Share of the costs of reference networks below which the sampler `front` looks; None: look at all costs
             between those of the named networks.
     """
 
@@ -143,7 +143,7 @@ class Proposals(Queue):
         self._random = np.random.default_rng()
 
     def named(self) -> list[Architecture]:
-        """The networks that mark the part of the front that counts: with `beat`, the paper's if there are any."""
+        """The networks that mark the part of the front that counts: with `beat`, only reference networks."""
         points, uniform = list(self.space.points.values()), list(self.space.uniform.values())
         return points if self.beat is not None and points else [*points, *uniform]
 

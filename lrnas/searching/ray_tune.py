@@ -567,7 +567,7 @@ class _Watch(Callback):
 
 
 class _RungScheduler(FIFOScheduler):
-    """Stops trials that are not competitive at a rung. The paper's networks are never stopped."""
+    """Stops trials that are not competitive at a rung. Reference networks are never stopped."""
 
     def __init__(self, searcher: _StudySearcher, rungs: tuple[int, ...]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,6 +1,6 @@
-"""Retraining: networks of a search, trained in full over several seeds, beside the paper's networks, and tested.
+"""Retraining: networks of a search, trained in full over several seeds, beside reference networks, and tested.
 
-A search chooses networks by their validation accuracy after short trainings. Here the chosen networks and the paper's
+A search chooses networks by their validation accuracy after short trainings. Here the chosen networks and the reference
 networks of the space are trained in the same way. Their seeds differ from the search's, so that the luck that brought a
 network to the front does not count twice. At the end of each training, the test images are used once. Every run is a
 trial of Ray Tune and of the Optuna study SEARCH@RECIPE. Retrainings survive the same failures as searches.
@@ -101,9 +101,10 @@ def retrain(
         study: The search, or its name.
         trials: Trials whose networks are trained, or their numbers in the search; also `study.front()`.
         front: Whether to train the networks on the front, that of the finals if there are any. None: if no trials are
-            given; after a search with `beat`, train instead, for each of the paper's networks, the most accurate one
-            that costs at most this share.
-        points: Whether to train the paper's networks of the space.
+            given; after a search with `beat`, train instead, for each reference network, the most accurate one that
+            costs at most this share.
+        points: Whether to train the reference networks, too: the paper's in the spaces of lrnas, else the unchanged
+            model.
         seeds: Number of runs of each network.
         recipe: `full`, `paper`, `fast` or a TOML file of a recipe.
         epochs: Number of epochs; None: the recipe's.
@@ -151,7 +152,8 @@ def retrain(
         for remark in training.remarks:
             logger.info(remark)
         if number := sum(network.point is not None for network in networks):
-            logger.info(f"{number} of the {len(networks)} networks are the paper's; --no-points leaves them out")
+            one, it = ("is a reference network", "it") if number == 1 else ("are reference networks", "them")
+            logger.info(f"{number} of the {len(networks)} networks {one}; --no-points leaves {it} out")
         is_over = retraining.spent() >= budget and not retraining.ledger.wait_for_others()
         if not is_over:
             training.data.prepare(view.preparing)
@@ -305,7 +307,7 @@ def _open(search: Study, training: _Training) -> Runs:
 
 
 def _choose(search: Study, trials: Sequence[int | Trial], front: bool | None, points: bool) -> list[Chosen]:
-    """The networks to train, each once, with all its names; the paper's networks first."""
+    """The networks to train, each once, with all its names; reference networks first."""
     wants_best = not trials if front is None else front
     name, manifest = search.name, search.manifest
     command = search.where.front(name)
@@ -340,11 +342,11 @@ def _choose(search: Study, trials: Sequence[int | Trial], front: bool | None, po
 
 
 def _best(search: Study, front: bool | None) -> list[int | None]:
-    """The trials on the front of the finals or, after a search with `beat`, those that beat the paper's networks."""
+    """The trials on the front of the finals or, after a search with `beat`, those that beat reference networks."""
     finals = read_level(search)
     if front is None and search.beat is not None:
         rivals: dict[str, int | None] = {}
-        for level in (finals, read_short(search)):  # a network of the paper may have no rival in the finals yet
+        for level in (finals, read_short(search)):  # a reference network may have no rival in the finals yet
             for outcome in compare_with_paper(level, search.beat):
                 if outcome.rival is not None:
                     rivals.setdefault(outcome.point.name, outcome.rival.trial)

@@ -27,7 +27,7 @@ class Chosen:
     identity: str
     architecture: Architecture
     point: str | None
-    """Its name, if it is one of the paper's networks."""
+    """Its name, if it is a reference network."""
     trial: int | None
     """Its number in the search, if it is one of its trials."""
 

@@ -206,8 +206,8 @@ class SearchSettings:
     divisor: int | None = setting(FEW, "N")
     """Round filter counts to multiples of N; 1: no rounding (default: set by the space)."""
     stem_stride: int | None = setting(FEW, "N")
-    """Give the first layer of all networks this stride, also of the paper's: 1, 2 or 4. With 1, networks that were made
-    for large images keep more of small ones (default: set by the space)."""
+    """Give the first layer of all networks this stride, also of reference networks: 1, 2 or 4. With 1, networks that
+    were made for large images keep more of small ones (default: set by the space)."""
     objectives: tuple[str, ...] = setting(NAMES, "A,B", ("accuracy", "macs"))
     """What to optimise: accuracy and one or more of macs, params, latency."""
     latency_device: str | None = setting(TEXT, "NAME")
@@ -225,8 +225,9 @@ class SearchSettings:
     sampler: str = setting(TEXT, "NAME", "front", group=FREE)
     """Sampler that proposes networks: front, tpe, gp, nsga2 or random."""
     beat: float | None = setting(SHARE, "SHARE", group=FREE)
-    """Look for networks that cost at most this share of one of the paper's networks and are more accurate, e.g. 0.6
-    (default: look at all costs between those of the named networks); only with the sampler front."""
+    """Look for networks that cost at most this share of a reference network and are more accurate, e.g. 0.6 (default:
+    look at all costs between those of the named networks); only with the sampler front. Reference networks: the paper's
+    in the spaces of lrnas, else the unchanged model."""
     max_macs: int | None = setting(QUANTITY, "N", group=FREE)
     """Skip networks with more than N multiply-accumulates, e.g. 120M."""
     min_macs: int | None = setting(QUANTITY, "N", group=FREE)
@@ -495,7 +496,7 @@ def check_training(recipe: str, changes: Mapping[str, Any] | None, epochs: int |
 
 
 def check_sampler(name: str, beat: float | None = None) -> None:
-    """Raise an error if there is no sampler of this name, or if it cannot look below a share of the paper's costs."""
+    """Raise an error if there is no sampler of this name, or if it cannot be used with --beat."""
     if name not in SAMPLERS:
         raise UnknownName("sampler", name, SAMPLERS)
     if beat is not None and name != "front":

@@ -258,7 +258,7 @@ class SearchTraining:
         return share_gpus(measurement, image_memory=self.settings.image_memory, largest_batch=largest_batch)
 
     def named(self) -> dict[str, Architecture]:
-        """The named networks of the space, as they are trained: first the paper's, then the uniform ones."""
+        """The named networks of the space, as they are trained: first the reference networks, then the uniform ones."""
         return {**self.space.points, **self.space.uniform}
 
     def networks_within(self, limits: Limits, feasible: Mapping[str, Any] | None) -> list[Architecture]:

@@ -55,7 +55,8 @@ class SearchSpace(NotebookView):
     batch_norm: bool | None = None
     """Whether the networks have batch norm. None: they have none, or the norms of the timm model."""
     points: Mapping[str, Architecture] = field(default_factory=dict)
-    """Named networks, from the paper or from the user's file."""
+    """The reference networks by name: the paper's in the spaces of lrnas, or those of the user's file; else the
+    unchanged model, if it is in the space."""
     uniform: Mapping[str, Architecture] = field(default_factory=dict)
     """Networks whose layers are all alike, by name: all dense, or all half k×1, half 1×k filters, at several widths."""
     baseline: str | None = None

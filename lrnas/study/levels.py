@@ -44,7 +44,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A network of the paper, and the best network found that costs no more, or a share of it, at the same level."""
+    """A reference network, and the best network found that costs no more, or a share of it, at the same level."""
 
     point: Final
     rival: Final | None
@@ -195,15 +195,15 @@ def read_short(search: Study) -> list[Final]:
 
 @checked
 def compare_with_paper(finals: Sequence[Final], beat: float | None = None) -> list[Outcome]:
-    """What the finals say about each network of the paper.
+    """What the finals say about each reference network: the paper's in the spaces of lrnas, else the unchanged model.
 
     Args:
         finals: All networks of the level `full`, from `read_level`.
-        beat: Largest share of the costs of a paper's network that a network compared with it has, for example
+        beat: Largest share of the costs of a reference network that a network compared with it has, for example
             `study.beat`; None: all of its costs.
 
     Returns:
-        One outcome per network of the paper with a finished run, cheapest first.
+        One outcome per reference network with a finished run, cheapest first.
     """
     done = [final for final in finals if math.isfinite(final.mean)]
     outcomes = []

@@ -2,7 +2,7 @@
 
 TRIAL and RUN are a number, or a network's name as tables show it. A TRIAL whose network was also trained in full is the
 first run of that training. STUDY:best is the most accurate network on validation images, after full training if the
-search has finals. If several are, it is one that the search found; if it is one of the paper's, a message says so.
+search has finals. If several are, it is one that the search found; if it is a reference network, a message says so.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def find_network(source: str, studies: str | Path = "studies", storage: str | No
         study = open_study(f"{name}@{SUFFIXES[FULL]}", storage=storage, studies=studies)
         trial = _find_number(study, full.runs[0], look)
     if which == "best" and trial.is_paper:
-        logger.info(f"{source} is {trial.point}, one of the paper's networks: {_best_found(study)}")
+        logger.info(f"{source} is {trial.point}, a reference network: {_best_found(study)}")
     return StudyNetwork(study, trial)
 
 
@@ -96,7 +96,7 @@ def check_no_study(source: str, studies: str | Path = "studies", storage: str | 
 
 
 def _best_found(study: Study) -> str:
-    """The best network of a search or its finals that is not one of the paper's, in words."""
+    """The best network of a search or its finals that is not a reference network, in words."""
     if "@" in study.name:
         finals = [final for final in _finals_of(study) if final.point is None]
         known = [(final.mean, -final.macs, f"{study.name}:{final.name}") for final in finals]

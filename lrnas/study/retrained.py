@@ -44,7 +44,7 @@ class Final(OverSeeds):
     description: str
     """The architecture as JSON."""
     point: str | None
-    """Its name, if it is one of the paper's networks."""
+    """Its name, if it is a reference network."""
     trial: int | None
     """Its number in the search, if it is one of its trials."""
     macs: int
@@ -132,7 +132,7 @@ class Retrained:
     finals: tuple[Final, ...]
     """Cheapest first."""
     has_points: bool = True
-    """Whether the space includes networks of the paper."""
+    """Whether the space has reference networks."""
     others: tuple[str, ...] = ()
     """Names of the other retrainings of the search."""
     data_name: str = ""
@@ -149,7 +149,7 @@ class Retrained:
 
     @property
     def num_paper(self) -> int:
-        """Number of networks of the paper that were tested."""
+        """Number of reference networks that were tested."""
         return sum(final.point is not None and bool(final.accuracies) for final in self.finals)
 
     def __str__(self) -> str:
@@ -159,7 +159,7 @@ class Retrained:
         if self.left:
             parts.append(f"{self.left} runs not done" + (f", {failed} of them after errors" if failed else ""))
         if not self.has_points:
-            parts.append("the space has no networks of the paper to compare with")
+            parts.append("the space has no reference networks to compare with")
         if self.others:
             parts.append(f"not shown: {', '.join(self.others)}")
         return "; ".join(parts) + "."
@@ -216,7 +216,7 @@ def read_retrained(study: Study, recipe: str | None = None) -> Retrained | None:
 def find_shown(study: Study) -> Retrained | None:
     """The retraining of a search that its report shows; None if it has none.
 
-    It is the one with the most tested networks of the paper; of several such ones, the one used last.
+    It is the one with the most tested reference networks; of several such ones, the one used last.
     """
     found = [read_retrained(study, recipe) for recipe in reversed(retrained_recipes(study))]
     return max(filter(None, found), key=lambda each: each.num_paper, default=None)

@@ -79,7 +79,7 @@ class Trial(NotebookView):
     identity: str
     """Canonical id of the architecture."""
     point: str | None
-    """Its name, if it is a network of the paper or a uniform network of the space."""
+    """Its name, if it is a reference network or a uniform network of the space."""
     macs: int
     """Multiply-accumulates for one image, as deployed."""
     params: int
@@ -144,7 +144,7 @@ class Trial(NotebookView):
 
     @property
     def is_paper(self) -> bool:
-        """Whether it is one of the space's points, which are the paper's networks in the spaces of lrnas."""
+        """Whether it is a reference network: one of the paper's in the spaces of lrnas, else the unchanged model."""
         return self.point in self.study.manifest["space"]["points"]
 
     @property
@@ -363,7 +363,7 @@ class Study(NotebookView):
 
     @property
     def beat(self) -> float | None:
-        """Share of the costs of the paper's networks below which the search last looked (--beat); None: no limit."""
+        """Share of the costs of reference networks below which the search last looked (--beat); None: no limit."""
         return read_limits(self.optuna_study).get("beat")
 
     @property
@@ -510,7 +510,7 @@ class Study(NotebookView):
         max_latency: float | str | None = None,
         level: str | None = None,
     ) -> Trial:
-        """The most accurate network within limits; of equally accurate ones, one that is not the paper's.
+        """The most accurate network within limits; of equally accurate ones, one that the search found.
 
         Args:
             max_macs: Largest number of multiply-accumulates; also as text, such as "3M".
@@ -605,7 +605,7 @@ class Study(NotebookView):
         return sum(trial.user_attrs.get("losses", 0) for trial in self.optuna_trials())
 
     def is_protected(self, number: int) -> bool:
-        """Whether a trial is one of the paper's networks, which are never stopped early."""
+        """Whether a trial is a reference network, which is never stopped early."""
         return self.optuna_trial(number).user_attrs.get("point") in self.manifest["space"]["points"]
 
     def as_costs(self, values: Sequence[float]) -> list[float]:

@@ -1,9 +1,10 @@
-"""Verdicts: whether a search found better networks than the paper's, given the noise between seeds.
+"""Verdicts: whether a search found better networks than the reference networks, given the noise between seeds.
 
-Each network of the paper is compared with every retrained network of the search that costs no more. Costs are those
-that were objectives of the search, as far as they are known; latency is known if it could be measured before the
-retraining. Other networks of the paper are left out, since a search gets no credit for them. Uniform networks of the
-space, with which every search begins, are compared, and the verdict says so.
+Reference networks are the points of the space: the paper's in the spaces of lrnas, else the unchanged model. Each is
+compared with every retrained network of the search that costs no more. Costs are those that were objectives of the
+search, as far as they are known; latency is known if it could be measured before the retraining. Other reference
+networks are left out, since a search gets no credit for them. Uniform networks of the space, with which every search
+begins, are compared, and the verdict says so.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ SIDE = LEVEL / 2
 """Significance level of a one-sided test: a single comparison is significant if its interval excludes zero."""
 TEST = (
     f"Welch's t-test on test accuracies over seeds, one-sided at level {SIDE:g}; for `dominated`, p-values are "
-    "Holm-corrected over all networks found that cost no more than the paper's network; intervals are Welch's, "
+    "Holm-corrected over all networks found that cost no more than the reference network; intervals are Welch's, "
     "two-sided, 95 %, for one comparison; the levels hold only if the number of seeds is fixed beforehand"
 )
 """Description of the test, to be shown beside verdicts."""
@@ -36,7 +37,7 @@ Kind = Literal["dominated", "no difference shown", "not reached", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Verdict on one network of the paper, called the point."""
+    """Verdict on one reference network, called the point."""
 
     point: str
     kind: Kind
@@ -167,13 +168,13 @@ class Verdict:
 
 @checked
 def judge(finals: Sequence[Final]) -> list[Verdict]:
-    """Compare the retrained networks of a search with the paper's networks.
+    """Compare the retrained networks of a search with the reference networks.
 
     Args:
         finals: All networks of one retraining, also those that are not tested yet.
 
     Returns:
-        One verdict per network of the paper, cheapest first.
+        One verdict per reference network, cheapest first.
     """
     found = [final for final in finals if final.point is None]
     verdicts = []

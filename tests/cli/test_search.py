@@ -1,4 +1,4 @@
-"""The output of searches: the front, and the paper's networks."""
+"""The output of searches: the front, and the reference networks."""
 
 import csv
 import json
@@ -17,17 +17,19 @@ from lrnas.cli import output as terminal
 from lrnas.cli.main import main
 from lrnas.cli.search import _write_files
 from lrnas.errors import Terminated
+from lrnas.reporting.report import make_report
 from lrnas.study.levels import read_level
 from lrnas.study.location import Whereabouts
-from lrnas.study.manifest import MANIFEST, keep_limits
+from lrnas.study.manifest import MANIFEST, StudyError, check_manifest, keep_limits
 from lrnas.study.objectives import Limits
+from lrnas.study.open import open_study
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
 @pytest.fixture(scope="module")
 def studies(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a search in it; of the paper's networks, one is on the front and one is beaten."""
+    """A folder with a search in it; of the reference networks, one is on the front and one is beaten."""
     folder = tmp_path_factory.mktemp("my studies")
     make_search(folder / "s")
     proposals = make_proposals(folder / "s")
@@ -50,7 +52,7 @@ def test_the_table_and_its_data_have_the_same_networks(studies: Path, capsys: py
     rows = [line.strip() for line in table.splitlines() if "," in line and "%" in line]
     marks = {row.split()[0]: row.rsplit("  ", 1)[1] for row in rows}
     assert marks == {row["point"]: "front" for row in shown["front"]} | {
-        row["point"]: "front, paper" if row["on_front"] else "beaten, paper" for row in shown["paper"]
+        row["point"]: "front, reference" if row["on_front"] else "beaten, reference" for row in shown["paper"]
     }
 
 
@@ -98,7 +100,7 @@ def test_a_narrow_terminal_shows_what_is_on_the_front(
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["front", "s", "--studies", str(studies)]) == 0
     rows = [line.rstrip() for line in capsys.readouterr().out.splitlines() if " %" in line]
-    assert [row.rsplit("  ", 1)[1] for row in rows] == ["front", "front", "front, paper", "beaten, paper"]
+    assert [row.rsplit("  ", 1)[1] for row in rows] == ["front", "front", "front, reference", "beaten, reference"]
     assert max(map(len, rows)) <= 80
 
 
@@ -141,7 +143,7 @@ def test_finals_are_shown_if_there_are_any(tmp_path: Path, capsys: pytest.Captur
     rows = {words[0]: " ".join(words[1:]) for line in table.splitlines() if len(words := line.split()) > 5}
     assert "70.00" not in table and "s: networks trained at level full" in table
     assert rows["nin-c3-lr"].startswith("2 95.50 ± 0.71 % 2 90.00 ± 1.00 %")
-    assert rows["nin-c3-lr"].endswith("0 front, paper") and rows["lr-x0.25"].endswith("0 front by fewer runs")
+    assert rows["nin-c3-lr"].endswith("0 front, reference") and rows["lr-x0.25"].endswith("0 front by fewer runs")
     assert rows["dense-x0.5"].endswith("0 beaten") and rows["dense-x0.25"].startswith("1 – 0 90.00 ± 1.00 %")
     outcome = "nin-c3-lr: 95.50 ± 0.71 % (2 seeds); lr-x0.25 at 0.055 of its MACs: promised 90.00 ± 1.00 %, measured "
     assert f"{outcome}93.00 % (1 seed)." in table
@@ -287,18 +289,25 @@ def test_shares_of_latency_are_shown_if_that_of_the_dense_network_is_known(
     assert row[-len(end) :] == end and "–" not in out
 
 
-def test_without_the_paper_s_networks_shares_refer_to_the_unchanged_backbone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", ["baseline", "dense-x1"])
+def test_an_old_study_without_points_is_read_and_its_shares_refer_to_the_unchanged_backbone(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """In earlier versions, the unchanged backbone was a uniform network of a space without points."""
     study = make_search(tmp_path / "s")
     space = study.manifest["space"]
-    without = {**space, "baseline": None, "points": {}, "seeds": {"dense-x1": space["points"]["nin"]}}
+    without = {**space, "baseline": None, "points": {}, "seeds": {name: space["points"]["nin"]}}
     study.optuna_study.set_user_attr(MANIFEST, {**study.manifest, "space": without})
     assert main(["front", "s", "--studies", str(tmp_path)]) == 0
     title, *lines = capsys.readouterr().out.strip().splitlines()
     assert title.strip() == "s: the front"
     (row,) = (line.split() for line in lines if line.startswith("lr-x0.25"))
     assert row[5] == f"{cost(SPACE.uniform['lr-x0.25'])['macs'] / cost(SPACE.points['nin'])['macs']:.3f}"
+    data = make_report([open_study("s", studies=tmp_path)]).to_dict()
+    (shown,) = data["studies"]
+    assert shown["dense"]["name"] == name and not any(network["is_paper"] for network in shown["networks"])
+    with pytest.raises(StudyError, match="s was begun with other settings"):  # it cannot be continued
+        check_manifest(study.optuna_study, study.manifest)
 
 
 def test_a_study_of_version_0_1_0_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -184,7 +184,7 @@ def test_the_page_in_a_browser(browser: Any, tmp_path: Path) -> None:
     assert tab.points().count() == len(shown)
     buttons = page.locator("#front .modebar-btn").evaluate_all("all => all.map(one => one.dataset.title)")
     assert "Zoom" in buttons and not any("hare" in title for title in buttons)  # nothing is uploaded
-    x, y = tab.move_to(tab.points().last)  # the last of the paper's networks
+    x, y = tab.move_to(tab.points().last)  # the last reference network
     told = page.locator("#front .hoverlayer").text_content()
     assert "nin-c3-lr" in told and "conv1: 3×1 96 | 1×3 96" in told
     assert "120 M MACs (0.539 of nin)" in told
@@ -415,7 +415,7 @@ def test_several_retrainings_in_a_browser(browser: Any, tmp_path: Path) -> None:
     assert page.locator("#verdicts tbody tr").first.inner_text().startswith(f"{EVIL}\tone@paper")
     assert "one@paper, on cifar10: 3 of 4 networks tested" in page.locator("#summary p").first.inner_text()
     legend = page.locator("#tested .legend").text_content()
-    assert all(name in legend for name in ("best for the cost shown", "front by means", f"{EVIL}@paper, the paper's"))
+    assert all(name in legend for name in ("best for the cost shown", "front by means", f"{EVIL}@paper, reference"))
     assert tab.complaints == []
 
 
@@ -430,7 +430,7 @@ def test_tested_networks_open_their_cards_in_a_browser(browser: Any, tmp_path: P
     lines = page.locator("#summary li")
     assert (
         page.locator("#summary b").first.inner_text()
-        == "Of 3 networks of the paper: 1 dominated, 1 no difference shown, 1 unknown."
+        == "Of 3 reference networks: 1 dominated, 1 no difference shown, 1 unknown."
     )
     assert lines.last.inner_text().startswith(f"nin: dominated by trial {FOUND} at 0.031 of its MACs")
     assert page.locator("#summary").bounding_box()["y"] > page.locator("#front").bounding_box()["y"]
@@ -449,7 +449,7 @@ def test_tested_networks_open_their_cards_in_a_browser(browser: Any, tmp_path: P
     page.locator("#verdicts tbody tr").first.locator("a").first.click()
     title, facts = card()
     assert title == "nin-c3-lr (trial 2)" and "93.00 %, 1 seed, 1 diverged, 2 failed, 3 open (s@paper)" in facts
-    assert page.locator("#verdicts th").first.inner_text() == "the paper's"
+    assert page.locator("#verdicts th").first.inner_text() == "reference"
     row = page.locator("#verdicts tbody tr").last.locator("td").all_inner_texts()
     assert row[:5] == ["nin", "dominated", f"trial {FOUND}", "0.031", "+4.20"] and "nin:" not in row[-1]
 
@@ -468,7 +468,7 @@ def test_tested_networks_open_their_cards_in_a_browser(browser: Any, tmp_path: P
     ]
     rows = [row.locator("td").all_inner_texts() for row in page.locator("#tested-table tbody tr").all()]
     assert [row[4] for row in rows] == ["94.70 ± 0.10 %", "–", "93.00 %", "94.50 ± 0.71 %", "90.50 ± 0.50 %"]
-    assert rows[2][5:] == ["1", "20", "1", "2", "3", "the paper's, last error: out of memory"]
+    assert rows[2][5:] == ["1", "20", "1", "2", "3", "reference, last error: out of memory"]
     assert rows[0][5:7] == ["3", "70, 71, 72"] and rows[0][-1] == "front"
     note = page.locator("#tested-note").inner_text()
     assert "numbers for lrnas export STUDY@RECIPE:RUN" in note and "by chance" not in note
@@ -520,7 +520,7 @@ def test_rings_and_line_show_two_fronts_in_a_browser(browser: Any, tmp_path: Pat
     page = tab.page
     ringed = "byId('front').data.filter((one) => one.marker?.line).map((one) => [one.name, one.x.length])"
     on_front = [network.is_paper for network in networks if network.trial.on_front]
-    assert page.evaluate(ringed) == [["on the front", on_front.count(False)], ["the paper's", on_front.count(True)]]
+    assert page.evaluate(ringed) == [["on the front", on_front.count(False)], ["reference", on_front.count(True)]]
     legend = page.locator("#front .legend").text_content()
     assert "best for the cost shown" in legend and "9 epochs of training" in legend
     assert "front of the study's objectives (accuracy, MACs, parameters)" in page.locator("#front-what").inner_text()
@@ -672,7 +672,7 @@ def test_the_front_by_means_differs_from_the_line_of_one_cost_in_a_browser(brows
         assert len(corners) == len(best) + (axis == "macs")
         assert places("front by means") == pytest.approx([getattr(final, axis) / 1e6 for final in (first, small)])
     notes = [row.locator("td").last.inner_text() for row in page.locator("#tested-table tbody tr").all()]
-    assert [note.split(",")[0] for note in notes] == ["front", "front by fewer runs", "the paper's"]
+    assert [note.split(",")[0] for note in notes] == ["front", "front by fewer runs", "reference"]
     assert "may be on the front, or not, by chance" in page.locator("#tested-note").inner_text()
     assert "front by means (test accuracy, MACs, parameters)" in page.locator("#tested-section").inner_text()
     assert tab.complaints == []

@@ -142,7 +142,7 @@ def test_a_retraining_shows_its_networks_and_verdicts(tmp_path: Path) -> None:
     shown = {row[1]: [row[2], row[3], row[7]] for row in rows[1:]}
     assert shown == {
         "lr-x0.25": ["92.50 ± 3.54 %", "2", "front"],
-        "nin-c3-lr": ["91.00 %", "1", "paper"],
+        "nin-c3-lr": ["91.00 %", "1", "reference"],
     }
     for text in (*map(str, lrnas.judge(lrnas.read_retraining(study))), "1 runs not done", "mean ± standard deviation"):
         assert escape(text) in html
@@ -304,7 +304,7 @@ def test_an_estimate_shows_what_the_command_shows(capsys: pytest.CaptureFixture[
     )
     html = estimate._repr_html_()
     rows = Cells(html).rows
-    assert rows[1] == ["nin", "2,000", "1.000", "300", "paper, left out: max_macs"]
+    assert rows[1] == ["nin", "2,000", "1.000", "300", "reference, left out: max_macs"]
     assert rows[3] == ["short", "4", "4", "3", "64", "1 min 30 s"]
     assert "Named networks of the space nin (3 parameters, 9 points), which come first" in html
     assert "CPU-hours: about 360, 5 s of it for packing" in replace(estimate, device_hours=357.4).lines

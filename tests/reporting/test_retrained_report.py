@@ -37,7 +37,7 @@ def test_every_network_has_the_numbers_that_the_terminal_shows(again: tested.Tes
 
 def test_verdicts_come_as_sentences_and_in_parts(again: tested.Tested) -> None:
     data = again.to_dict()
-    assert data["headline"] == "Of 3 networks of the paper: 1 dominated, 1 no difference shown, 1 unknown."
+    assert data["headline"] == "Of 3 reference networks: 1 dominated, 1 no difference shown, 1 unknown."
     verdicts = {verdict["point"]: verdict for verdict in data["verdicts"]}
     nin = verdicts["nin"]
     assert (nin["kind"], nin["rival"], nin["trial"]) == ("dominated", f"trial {FOUND}", FOUND)
@@ -87,11 +87,11 @@ def test_a_verdict_without_a_rival_says_why(again: tested.Tested) -> None:
 
 def test_a_headline_counts_a_single_network(again: tested.Tested) -> None:
     headline = tested.Tested(again.retrained, again.verdicts[:1]).headline
-    assert headline == f"Of 1 network of the paper: 1 {again.verdicts[0].kind}."
+    assert headline == f"Of 1 reference network: 1 {again.verdicts[0].kind}."
 
 
 def test_a_headline_says_that_there_is_nothing_to_compare_with(again: tested.Tested) -> None:
-    told = "No network of the paper was trained in this retraining: there is nothing to compare with."
+    told = "No reference network was trained in this retraining: there is nothing to compare with."
     assert tested.Tested(again.retrained, ()).headline == told
-    told = "No network of the paper is in the space: there is nothing to compare with."
+    told = "No reference network is in the space: there is nothing to compare with."
     assert tested.Tested(replace(again.retrained, has_points=False), ()).headline == told

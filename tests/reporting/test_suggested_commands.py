@@ -64,7 +64,7 @@ def test_the_recipe_is_the_study_s(record: Study) -> None:
 
 def test_the_command_that_tests_the_front(record: Study) -> None:
     line = retrain_line(record, Whereabouts("my studies", "journal:a b"))
-    assert line is not None and line.title.startswith("Train its front and the paper's networks in full")
+    assert line is not None and line.title.startswith("Train its front and the reference networks in full")
     options = make_parser().parse_args(shlex.split(line.line)[1:])
     assert (options.study, options.studies, options.storage) == ("it's <b>", "my studies", "journal:a b")
     assert (options.trials, options.points, options.recipe, options.seeds) == ([], True, "full", 3)
@@ -100,9 +100,9 @@ def test_passwords_are_not_in_suggested_commands(record: Study) -> None:
     assert any("--storage mysql://host/db" in line for line in lines)
 
 
-def test_without_the_paper_s_networks_no_comparison_is_promised(record: Study) -> None:
+def test_without_reference_networks_no_comparison_is_promised(record: Study) -> None:
     title = shell_lines(record, [record.trials[0]], Whereabouts())[0][2].title
-    assert title == "Train it and the paper's networks in full, over three seeds, and compare them"
+    assert title == "Train it and the reference networks in full, over three seeds, and compare them"
     points, record.manifest["space"]["points"] = record.manifest["space"]["points"], {}
     try:
         title = shell_lines(record, [record.trials[0]], Whereabouts())[0][2].title

@@ -32,6 +32,7 @@ from lrnas.searching.retrain import _choose, _open, _Training, plan_retraining, 
 from lrnas.searching.runs import Runs
 from lrnas.searching.search import search
 from lrnas.searching.setup import tell_few_images
+from lrnas.spaces.space import load_space
 from lrnas.study.folder import trial_folder, trials_folder
 from lrnas.study.ledger import MOST_LOSSES
 from lrnas.study.manifest import StudyError, keep_images, keep_limits
@@ -674,7 +675,7 @@ def test_a_retraining_is_not_accepted_as_a_search(studies: Path, capsys: pytest.
     again = f"lrnas retrain s --studies {studies}"
     assert f"Runs that are not done: 4; `{again}` with its options continues them." in out
     assert f"Weights: lrnas export s@fast:NETWORK --studies {studies} (" in out
-    assert "Test: Welch's t-test" in out and "front, paper" in out
+    assert "Test: Welch's t-test" in out and "front, reference" in out
     (row,) = (line for line in out.splitlines() if line.startswith("nin  "))
     assert "%  2  0, 5 " in row  # n, and the runs over both seeds
     assert "nothing to compare" not in out
@@ -706,7 +707,7 @@ def test_the_front_is_by_means_and_shows_numbers_of_runs(tmp_path: Path, capsys:
     assert "A network with fewer runs may be on the front by luck" in out
 
 
-def test_a_space_without_the_paper_s_networks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_space_without_reference_networks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No network is the baseline, not even the first one without a name."""
     study = make_search(tmp_path / "s")
     study.manifest["space"] |= {"points": {}, "baseline": None}
@@ -715,7 +716,53 @@ def test_a_space_without_the_paper_s_networks(tmp_path: Path, capsys: pytest.Cap
     finish(runs, 0.9)
     assert main(["retrain", "s@fast", "--studies", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert "1.000" not in out and "has no networks of the paper: there is nothing to compare these with" in out
+    assert "1.000" not in out and "has no reference networks: there is nothing to compare these with" in out
+
+
+OWN = """\
+[space]
+backbone = "nin"
+batch_norm = true
+
+[[space.vary]]
+layers = ["conv*"]
+square = [0, 1]
+width = ["1/4", 1]
+"""
+"""A space without points."""
+
+
+def test_the_unchanged_backbone_of_a_space_without_points_gets_a_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own.toml").write_text(OWN)
+    space = load_space(str(tmp_path / "own.toml"))
+    proposals = make_proposals(tmp_path / "s", space=space)
+    networks = {**space.points, **space.uniform}
+    proposals.enqueue({name: networks[name] for name in ("nin", "lr-x0.25")})
+    for accuracy in (0.9, 0.8):
+        proposal = ask(proposals)
+        proposals.ledger.report_epoch(proposal.number, [accuracy], 1.0)
+        proposals.ledger.complete(proposal.number, accuracy)
+    study = proposals.study
+    chosen = _choose(study, (1,), False, True)
+    assert [(network.point, network.trial) for network in chosen] == [("nin", 0), (None, 1)]
+    runs = retraining(study)
+    runs.enqueue(chosen, range(1, 4), {network.identity: cost(network.architecture) for network in chosen})
+    accuracies = {"nin": iter((0.90, 0.91, 0.92)), None: iter((0.95, 0.96, 0.97))}
+    for _ in range(6):
+        run = ask(runs)
+        runs.ledger.report_epoch(run.number, [0.9], 1.0)
+        runs.ledger.complete(run.number, next(accuracies[run.point]))
+    (verdict,) = judge(read_retraining(study))
+    assert (verdict.point, verdict.kind) == ("nin", "dominated") and verdict.rival.trial == 1
+    (tested,) = make_chosen([study], None, None).tested
+    assert tested.headline == "Of 1 reference network: 1 dominated."
+    assert main(["retrain", "s@fast", "--studies", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (row,) = (line for line in lines if line.startswith("nin "))
+    assert " 1.000 " in row and row.rstrip().endswith("  reference")
+    assert any(line.startswith("nin: dominated by lr-x0.25, trial 1, at ") for line in lines)
 
 
 def test_a_dry_run_says_what_would_be_trained_and_writes_nothing(

@@ -122,7 +122,7 @@ def test_networks_start_from_weights(tmp_path: Path) -> None:
     manifests = []
     for name in ("dense.safetensors", "dense.pth"):
         training = make_training(str(tmp_path / name))
-        baseline, lr = training.named()["baseline"], training.named()["lr"]
+        baseline, lr = training.named()["test_resnet"], training.named()["lr"]
         models = []
         for network in (baseline, lr):
             job = training.job_at(SHORT, Proposal(0, network, None, {"macs": 1}))
@@ -140,7 +140,7 @@ def test_networks_start_from_weights(tmp_path: Path) -> None:
     assert training.remarks[-1].endswith("dense.pth")
     training = make_training(str(tmp_path / "other.safetensors"))  # of other images: all but the classifier is used
     assert training.remarks[-1].endswith("other.safetensors; its classifier is for 3 classes, so it starts anew")
-    model = training.job_at(SHORT, Proposal(0, training.named()["baseline"], None, {"macs": 1})).create_model(
+    model = training.job_at(SHORT, Proposal(0, training.named()["test_resnet"], None, {"macs": 1})).create_model(
         training.data
     )
     assert model.fc.weight.shape == (10, other.fc.weight.shape[1])

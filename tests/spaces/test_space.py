@@ -255,8 +255,8 @@ def test_timm_spaces() -> None:
     assert (space.name, space.granularity, space.dimension) == ("timm:resnet18", "stage", 15)
     assert [group.name for group in space.groups] == ["conv1", "layer1", "layer2", "layer3", "layer4"]
     assert space.parameters[3] == Parameter("layer1.square", tuple(i / 8 for i in range(9)), ordered=True)
-    assert (dict(space.points), space.baseline, list(space.uniform)) == ({}, None, ["baseline", "lr"])
-    assert canonical_id(space.uniform["baseline"]) == canonical_id(Architecture("timm:resnet18"))
+    assert (list(space.points), space.baseline, list(space.uniform)) == (["resnet18"], "resnet18", ["lr"])
+    assert canonical_id(space.points["resnet18"]) == canonical_id(Architecture("timm:resnet18"))
     assert canonical_id(space.uniform["lr"]) == canonical_id(Architecture("timm:resnet18", {"*": HALF}))
     assert load_space("timm:resnet18.a1_in1k").to_dict() == space.to_dict()
     assert load_space("timm:resnet18", granularity="layer").dimension == 3 * 17
@@ -271,7 +271,8 @@ def test_timm_spaces() -> None:
     assert (space.divisor, load_space("timm:resnet18", divisor=1).divisor) == (8, 1)
     narrow = make_plan(load_space("timm:lcnet_035").uniform["lr"]).convs[0]
     assert str(narrow.mix) == "3x1,4 || 1x3,4"
-    assert list(load_space("timm:vgg13").uniform) == ["baseline", "lr"]
+    vgg = load_space("timm:vgg13")
+    assert (list(vgg.points), vgg.baseline, list(vgg.uniform)) == (["vgg13"], "vgg13", ["lr"])
 
 
 @pytest.mark.parametrize(
@@ -310,6 +311,19 @@ def test_a_user_file(tmp_path: Path) -> None:
     with_norm = load(tmp_path, OWN.replace("[space]", "[space]\nbatch_norm = true"))
     assert with_norm.points["mine"].batch_norm is True
     assert load(tmp_path, OWN + "[paper]\nbaseline = 'mine'").baseline == "mine"
+
+
+def test_without_points_the_unchanged_backbone_is_the_point_and_the_baseline(tmp_path: Path) -> None:
+    text = OWN.partition("[points")[0]
+    space = load(tmp_path, text)
+    assert (list(space.points), space.baseline, space.left_out) == (["nin"], "nin", ())
+    assert canonical_id(space.points["nin"]) == canonical_id(Architecture("nin"))
+    assert list(space.uniform) == ["dense-x0.5", "lr-x1", "lr-x0.5"]
+    timm = '[space]\nbackbone = "timm:resnet18"\n[[space.vary]]\nlayers = ["layer4.*"]\nsquare = [0, 1]\n'
+    assert list(load(tmp_path, timm).points) == ["resnet18"]
+    # the unchanged backbone is not in a space in which some filters are always k×1 or 1×k
+    narrow = load(tmp_path, text.replace("to = 1,", 'to = "1/2",'))
+    assert (dict(narrow.points), narrow.baseline, list(narrow.uniform)) == ({}, None, ["lr-x1", "lr-x0.5"])
 
 
 @given(points())

@@ -44,7 +44,7 @@ def test_the_best_network_is_the_papers_only_if_none_found_is_as_accurate(
 
     name, told = best()
     assert name == "nin-c3-lr"
-    assert "s:best is nin-c3-lr, one of the paper's networks: the best that the search found, s:1, has 80.00 %" in told
+    assert "s:best is nin-c3-lr, a reference network: the best that the search found, s:1, has 80.00 %" in told
     finals = make_finals(search, {"nin-c3-lr": (0.95, 0.97), "dense-x0.25": (0.94, 0.95)})
     name, told = best()
     assert name == "nin-c3-lr" and "the best that the search found, s@finals:dense-x0.25, has 94.50 %" in told

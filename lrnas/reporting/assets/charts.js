@@ -57,7 +57,7 @@ function draw(id, label, traces, layout) {
 
 const shadeOf = (i) => page.data.palette[i % page.data.palette.length];
 const hasSeveral = () => page.data.studies.length > 1;
-/** Colour of the networks that a study found, and of the paper's networks in it; that of its front. */
+/** Colour of the networks that a study found, and of the reference networks in it; that of its front. */
 const studyColour = (i, isPaper = false) => (hasSeveral() ? shadeOf(i) : colour(isPaper ? "--paper" : "--found"));
 const frontColour = (i) => (hasSeveral() ? shadeOf(i) : colour("--ink"));
 const objectiveLabel = (name) => ({ macs: "MACs", params: "parameters" })[name] ?? name;
@@ -187,7 +187,7 @@ function frontRanges(full, partial, costs = []) {
 
 const isBetween = (value, [low, high]) => value >= low && value <= high;
 
-/** Costs to mark in a picture: those of dense networks, and of the paper's networks beyond a limit, unless they are drawn by name. */
+/** Costs to mark in a picture: those of dense networks, and of reference networks beyond a limit, unless they are drawn by name. */
 function markedCosts(studies, axis, drawn) {
   const marks = new Map();
   const isSame = new Set(studies.map(({ dense }) => dense?.name)).size < 2;
@@ -240,8 +240,8 @@ function drawFront() {
     const diamond = { symbol: "diamond", size: 11, color: studyColour(i, true) };
     const [on, off] = [paper.filter(isRinged), paper.filter((p) => !isRinged(p))];
     const shown = several ? group : { legendgroup: "paper" };
-    if (off.length) traces.push(pointTrace(off, "the paper's", diamond, shown));
-    if (on.length) traces.push(pointTrace(on, "the paper's", { ...diamond, line }, { ...shown, showlegend: !several && !off.length }));
+    if (off.length) traces.push(pointTrace(off, "reference", diamond, shown));
+    if (on.length) traces.push(pointTrace(on, "reference", { ...diamond, line }, { ...shown, showlegend: !several && !off.length }));
     every.full.push(...full); every.partial.push(...partial); every.paper.push(...paper);
   });
   const isEmpty = !every.full.length && !every.partial.length;
@@ -341,7 +341,7 @@ function drawCurves() {
   const groups = new Map();
   study.networks.forEach((network, i) => {
     if (!network.curve.length || !(network.is_full || network.is_partial)) return;
-    const name = !network.is_full ? `stopped after ${network.epochs}` : network.is_paper ? "the paper's" : network.on_front ? "on the front" : "not stopped";
+    const name = !network.is_full ? `stopped after ${network.epochs}` : network.is_paper ? "reference" : network.on_front ? "on the front" : "not stopped";
     if (!groups.has(name)) groups.set(name, { x: [], y: [], customdata: [], text: [] });
     const group = groups.get(name);
     network.curve.forEach((value, epoch) => {
@@ -352,12 +352,12 @@ function drawCurves() {
   byId("curves-section").hidden = !groups.size;
   if (!groups.size) return;
   const stopped = [...groups.keys()].filter((name) => name.startsWith("stopped")).sort((a, b) => a.length - b.length || (a < b ? -1 : 1));
-  const order = [...stopped, "not stopped", "on the front", "the paper's"].filter((name) => groups.has(name));
+  const order = [...stopped, "not stopped", "on the front", "reference"].filter((name) => groups.has(name));
   byId("curves-level").textContent = study.finals.length ? "Curves and front are those of the short training, before the finals." : "";
   byId("curves-rungs").hidden = !study.rungs.length;
   const styleOf = (name) => {
     if (name === "on the front") return { color: colour("--ink"), width: 1.4, opacity: 1 };
-    if (name === "the paper's") return { color: studyColour(page.study, true), width: 1.6, dash: "dash", opacity: 1 };
+    if (name === "reference") return { color: studyColour(page.study, true), width: 1.6, dash: "dash", opacity: 1 };
     if (name === "not stopped") return { color: studyColour(page.study), width: 1, opacity: 0.5 };
     const shade = 0.35 + 0.3 * (stopped.indexOf(name) / Math.max(1, stopped.length));
     return { color: colour("--muted"), width: 0.8, opacity: shade };

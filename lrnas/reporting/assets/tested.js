@@ -35,7 +35,7 @@ function testsOf(study, network) {
 /** Number of epochs of the retrainings, in words. */
 const retrainedFor = () => [...new Set(page.data.tested.map((one) => one.epochs))].join(" or ");
 
-/** Draw the summary: a line for each of the paper's networks, or the command that tests networks. */
+/** Draw the summary: a line for each reference network, or the command that tests networks. */
 function drawSummary() {
   const { studies, tested } = page.data;
   const parts = tested.flatMap((one) => [
@@ -102,7 +102,7 @@ function drawTestedChart() {
       const marker = { color: isShaded ? shade : colour(isPaper ? "--paper" : "--found"), size: isPaper ? 10 : 9 };
       const solid = some.filter((p) => p.final.accuracies.length > 1);
       const hollow = some.filter((p) => p.final.accuracies.length === 1);
-      const [name, symbol] = isPaper ? ["the paper's", "diamond"] : ["found", "circle"];
+      const [name, symbol] = isPaper ? ["reference", "diamond"] : ["found", "circle"];
       if (solid.length) traces.push(traceOf(name, solid, { ...marker, symbol }));
       if (hollow.length) traces.push({ ...traceOf(name, hollow, { ...marker, symbol: `${symbol}-open` }), showlegend: !solid.length });
     }
@@ -146,7 +146,7 @@ function drawVerdicts() {
       verdict.p == null ? "–" : verdict.p < 0.001 ? "< 0.001" : verdict.p.toFixed(3), verdict.note];
   }));
   byId("verdicts-part").hidden = !rows.length;
-  fillTable("verdicts", ["the paper's", ...(several ? ["retraining"] : []), "verdict", "network found", "#share of its MACs", "#difference, points", "#95 % interval", "#p", "note"], rows);
+  fillTable("verdicts", ["reference", ...(several ? ["retraining"] : []), "verdict", "network found", "#share of its MACs", "#difference, points", "#95 % interval", "#p", "note"], rows);
   byId("verdict-test").textContent = `The test: ${page.data.test}.`;
 }
 
@@ -157,7 +157,7 @@ function drawTestedTable() {
   const finals = tested.flatMap((one) => one.finals.map((final) => ({ one, final })));
   const further = ["diverged", "failed", "open"].filter((name) => finals.some(({ final }) => final[name]));
   const rows = finals.map(({ one, final }) => {
-    const notes = [final.mark, final.is_paper && "the paper's", final.reason && `last error: ${final.reason}`].filter(Boolean);
+    const notes = [final.mark, final.is_paper && "reference", final.reason && `last error: ${final.reason}`].filter(Boolean);
     return [trialLink(one.study, final.trial, finalTitle(final)), ...(several ? [one.name] : []), whole(final.macs), formatShare(final.share), whole(final.params),
        testAccuracy(final), String(final.accuracies.length), final.runs.join(", "),
       ...further.map((name) => String(final[name])), notes.join(", ")];

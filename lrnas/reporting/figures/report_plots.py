@@ -36,9 +36,9 @@ FRONT_SIZE = (7.5, 5.0)
 BEST = "best for the cost shown"
 """Label of the staircase in the legend. With several costs, the staircase is not the front."""
 MARKERS = {"o": 26.0, "D": 48.0}
-"""Sizes in square points of the marks of networks found (o) and of the paper's networks (D)."""
+"""Sizes in square points of the marks of networks found (o) and of reference networks (D)."""
 LAYERS = {"o": 3.0, "D": 4.0}
-"""Order of drawing (zorder): the paper's networks are above the others."""
+"""Order of drawing (zorder): reference networks are above the others."""
 MAX_NETWORKS = 60
 """Largest number of networks in a figure of their layers; if there are more, some are left out evenly."""
 MAX_NAMED = 8
@@ -59,7 +59,7 @@ class _Dot:
 
     position: style.Position
     paper_name: str | None
-    """Name of a network of the paper; None for a network that was found."""
+    """Name of a reference network; None for a network that was found."""
     on_front: bool
     label: str | None = None
     """Name of a network that was found, if the figure has it."""
@@ -70,14 +70,14 @@ class _Dot:
 
 
 _Group = tuple[str, str | None, list[_Dot]]
-"""Name of a study, its colour (None: blue, and red for the paper's networks), and its networks."""
+"""Name of a study, its colour (None: blue, and red for reference networks), and its networks."""
 
 
 @style.in_own_style
 def plot_front(report: Report, path: style.Files) -> Figure:
-    """Draw accuracy against cost, with the front ringed, and the paper's networks and the best few of one study named.
+    """Draw accuracy against cost, with the front ringed, and reference networks and the best few of one study named.
 
-    The costs of the dense network, and of the paper's networks beyond a limit of the search, are marked. If all studies
+    The costs of the dense network, and of reference networks beyond a limit of the search, are marked. If all studies
     have networks trained in full over several seeds, these are drawn, with error bars; the short trainings of a single
     study are shown faintly. Otherwise short trainings are drawn: for one study, networks stopped early are shown in
     grey and a second cost is shown by colour. If there are several studies, each has its own colour.
@@ -242,7 +242,7 @@ def plot_curves(study: StudyReport, path: style.Files) -> Figure:
         ("stopped early", "0.75", 0.7, [one for one in trained if not one.is_full]),
         ("completed", "tab:blue", 0.9, [one for one in trained if one.is_full and one.name not in special]),
         ("on the front", "0.15", 1.4, [one for one in trained if one.name in front and not one.is_paper]),
-        ("the paper's", "tab:red", 1.4, [one for one in trained if one.is_full and one.is_paper]),
+        ("reference", "tab:red", 1.4, [one for one in trained if one.is_full and one.is_paper]),
     ):
         if not some:
             continue
@@ -382,7 +382,7 @@ def _mark_costs(
     groups: Sequence[_Group],
     why: str = "beyond the limit",
 ) -> None:
-    """Mark the costs of the dense network and of the paper's networks beyond a limit, unless they are drawn by name.
+    """Mark the costs of the dense network and of reference networks beyond a limit, unless they are drawn by name.
 
     `why` says why networks beyond the limit of the search are not drawn.
 
@@ -441,7 +441,7 @@ def _draw_faintly(axes: Axes, networks: Sequence[Network], shown: Sequence[float
 def _draw_networks(
     axes: Axes, groups: Sequence[_Group], labels: tuple[str, str], colours: Normalize | None = None
 ) -> None:
-    """Draw networks, rings around the front, staircases, a legend and names of the paper's networks.
+    """Draw networks, rings around the front, staircases, a legend and names of reference networks.
 
     Args:
         axes: Axes to draw on.
@@ -452,7 +452,7 @@ def _draw_networks(
     several = len(groups) > 1
     found, front = labels
     scale = 1.0 if colours is None else 1.6
-    for marker, own_colour, label in (("o", "tab:blue", found), ("D", "tab:red", "the paper's")):
+    for marker, own_colour, label in (("o", "tab:blue", found), ("D", "tab:red", "reference")):
         place: dict[str, Any] = {"marker": marker, "s": scale * MARKERS[marker], "zorder": LAYERS[marker]}
         rings: list[style.Position] = []
         for _, colour, dots in groups:
@@ -484,7 +484,7 @@ def _draw_networks(
                 label = style.legend_text(name) if several else BEST
                 axes.step(*zip(*corners, strict=True), where="post", **look, label=label)
     if several and any(dot.paper_name is not None for dot in every):
-        axes.plot([], [], "D", color="0.4", label="the paper's")
+        axes.plot([], [], "D", color="0.4", label="reference")
     if several and any(len(corners) > 1 for corners in steps):
         axes.plot([], [], color="0.5", lw=1.2, label=BEST)
     if not several:

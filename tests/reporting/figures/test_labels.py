@@ -108,7 +108,7 @@ def test_lines_to_points_do_not_cross_other_names() -> None:
     figure = make_figure(*FRONT_SIZE)
     axes = figure.subplots()
     axes.scatter(*zip(*places["found"], strict=True), s=26, label="trained in full")
-    axes.scatter(*zip(*places["paper"], strict=True), s=48, marker="D", label="the paper's")
+    axes.scatter(*zip(*places["paper"], strict=True), s=48, marker="D", label="reference")
     axes.step(*zip(*sorted(places["front"]), strict=True), where="post", label="front")
     axes.set_ylim(66.2, 89.3)
     axes.set(xscale="log", xlabel="cost", ylabel="accuracy", title="vgg11-cifar10")

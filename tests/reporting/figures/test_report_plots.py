@@ -89,7 +89,7 @@ def with_trials(record: Study, change: Callable[[Trial], Trial | None]) -> Study
     return Study(record.name, study, record.objectives, record.manifest)
 
 
-def test_the_papers_networks_beyond_a_limit_are_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reference_networks_beyond_a_limit_are_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     proposals = make_proposals(limits=Limits(max_macs=3_000_000))
     proposals.enqueue({**SPACE.points, **SPACE.uniform})
     beyond = {name: cost(network)["macs"] for name, network in SPACE.points.items()}
@@ -190,7 +190,7 @@ def test_the_legend_does_not_list_missing_networks(
     assert legend_of(axes) == ["9 epochs of training", "on the front", "best for the cost shown"]
     paper = with_trials(record, lambda trial: trial if trial.point in record.manifest["space"]["points"] else None)
     axes = drawn_by(monkeypatch, lambda: plot_front(make_report([paper]), file))
-    assert legend_of(axes) == ["the paper's", "on the front", "best for the cost shown"]
+    assert legend_of(axes) == ["reference", "on the front", "best for the cost shown"]
 
 
 def test_the_legend_does_not_list_missing_curves(
@@ -199,7 +199,7 @@ def test_the_legend_does_not_list_missing_curves(
     study = report.studies[0]
     assert all(network.is_full for network in study.networks)
     axes = drawn_by(monkeypatch, lambda: plot_curves(replace(study, rungs=()), tmp_path / "curves.svg"))
-    assert legend_of(axes) == ["completed", "on the front", "the paper's"]
+    assert legend_of(axes) == ["completed", "on the front", "reference"]
 
 
 def test_trainings_of_one_epoch_have_one_tick(report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -444,7 +444,7 @@ def test_the_front_of_two_costs_differs_from_the_line_of_one_cost(
         report = make_report(records[:1], retrained=[retrained], axis=axis)
         axes = drawn_by(monkeypatch, lambda report=report: plot_tested(report, tmp_path / "tested.svg"))
         shown = {text.get_text() for text in axes.get_legend().get_texts()}
-        assert shown == {"best for the cost shown", "front by means", "the paper's"}
+        assert shown == {"best for the cost shown", "front by means", "reference"}
         (line,) = (line for line in axes.lines if line.get_drawstyle() == "steps-post")
         assert list(line.get_xdata()) == pytest.approx([getattr(final, axis) / 1e6 for final in best])
         (rings,) = (one for one in axes.collections if one.get_label() == "front by means")
@@ -476,7 +476,7 @@ def test_a_study_has_one_colour_in_all_figures(
     assert {line.get_color() for line in alone.lines if line.get_linestyle() != ":"} == {PALETTE[2]}
 
 
-def test_the_papers_networks_look_different_in_every_study(
+def test_reference_networks_look_different_in_every_study(
     report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     axes = drawn_by(monkeypatch, lambda: plot_front(report, tmp_path / "fronts.svg"))
@@ -494,7 +494,7 @@ def test_the_papers_networks_look_different_in_every_study(
     assert sorted(points[True]) == pytest.approx(sorted(macs for _, macs in papers))
     assert sorted(points[False]) == pytest.approx(sorted(others))
     shown = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert {"the paper's", "on the front", "best for the cost shown"} < set(shown) and len(shown) == 5
+    assert {"reference", "on the front", "best for the cost shown"} < set(shown) and len(shown) == 5
 
 
 def test_parameters_that_matter_for_any_objective_are_shown(
