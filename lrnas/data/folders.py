@@ -70,8 +70,8 @@ class FolderSplit:
 
     def only(self, part: str, which: Indices) -> FolderSplit:
         """Some of the images, as a split."""
-        labels, names, sizes, times = (each[which] for each in (self.labels, self.names, self.sizes, self.times))
-        return FolderSplit(part, self.path, self.classes, labels, names, sizes, times)
+        labels, sizes, times = (each[which] for each in (self.labels, self.sizes, self.times))
+        return FolderSplit(part, self.path, self.classes, labels, self.names[which], sizes, times)
 
 
 def find_folders(path: str, folder: str | None = None, progress: Progress | None = None) -> Found:
