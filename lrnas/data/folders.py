@@ -93,6 +93,10 @@ def find_folders(path: str, folder: str | None = None, progress: Progress | None
     splits = [name for name in ("train", "val", "test") if (root / name).is_dir()]
     if splits and "train" not in splits:
         raise DataError(f"a data set needs train/; {root} has only {splits[0]}/; arrange the images as {LAYOUT}")
+    if splits == ["train"] and (others := [name for name in _class_folders(root) if name != "train"]):
+        raise DataError(
+            f"beside train/, a data set has val/ or test/ or nothing; {root} has {first_few(others)}; rename or remove it"
+        )
     place = root / "train" if splits else root
     classes = tuple(_class_folders(place))
     if len(classes) < 2:
