@@ -95,7 +95,7 @@ def find_folders(path: str, folder: str | None = None, progress: Progress | None
         raise DataError(f"a data set needs train/; {root} has only {splits[0]}/; arrange the images as {LAYOUT}")
     if splits == ["train"] and (others := [name for name in _class_folders(root) if name != "train"]):
         raise DataError(
-            f"beside train/, a data set has val/ or test/ or nothing; {root} has {first_few(others)}; rename or remove it"
+            f"beside train/, a data set has val/ or test/ or nothing; {root} has {first_few(others)}; rename it"
         )
     place = root / "train" if splits else root
     classes = tuple(_class_folders(place))

@@ -202,7 +202,7 @@ def broken(root: Path, how: str) -> Path:
         ("no folder", r"needs a folder; got .*nowhere, which does not exist; give a folder with PATH/CLASS"),
         ("file", "which is a file"),
         ("no train", r"a data set needs train/; .* has only val/; arrange the images as PATH/CLASS/.*, or PATH/train"),
-        ("valid", "beside train/, a data set has val/ or test/ or nothing; .* has valid; rename or remove it"),
+        ("valid", "beside train/, a data set has val/ or test/ or nothing; .* has valid; rename it"),
         ("nothing", "must have one folder per class, at least 2; got none; arrange the images as"),
         ("only splits inside", "got none for a, b in .*, only folders"),
         (
