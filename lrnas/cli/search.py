@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from lrnas.study.levels import Outcome
     from lrnas.study.study import Study, Trial
 
+ONLY_FIRST = "The front has only networks with which every search begins; a larger --budget may find better ones."
+"""Remark on a front without networks that the sampler proposed."""
+
 
 def add_commands(commands: Any) -> None:
     """Add the commands to the program."""
@@ -308,6 +311,8 @@ def _print_front(study: Study, level: str) -> None:
         batch = f"{latency['dtype']}, batch {latency['batch']}{threads}"
         console.print(f"Latency on {latency['hardware']}, {batch}: the sum of measured layers (docs/profile.md).")
     console.print("Accuracy on validation images, after the training of the search; `lrnas retrain` tests networks.")
+    if all(trial.point for trial in front):
+        console.print(ONLY_FIRST)
     for outcome in _short_outcomes(study):
         console.print(str(outcome))
 
@@ -350,6 +355,8 @@ def _print_level(study: Study, level: str) -> None:
     console.print(f"Accuracy on validation images, {seeds}. `lrnas retrain` tests networks.")
     if level != FULL:
         return
+    if all(final.point or final.known_as for final in finals if final.identity in front):
+        console.print(ONLY_FIRST)
     for outcome in compare_with_paper(finals, study.beat):
         console.print(str(outcome))
     left, number = count_left(study, finals)

@@ -56,6 +56,22 @@ def test_the_table_and_its_data_have_the_same_networks(studies: Path, capsys: py
     }
 
 
+def test_a_front_without_networks_that_the_sampler_proposed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def is_told() -> bool:
+        assert main(["front", "s", "--studies", str(tmp_path)]) == 0
+        return "The front has only networks with which every search begins" in capsys.readouterr().out
+
+    search = make_search(tmp_path / "s")
+    assert is_told()
+    proposals = make_proposals(tmp_path / "s")
+    proposal = proposals.ask()
+    assert proposal is not None
+    proposals.ledger.complete(proposal.number, 0.99)
+    assert not is_told()
+    make_finals(search, {"nin-c3-lr": (0.95, 0.96), "lr-x0.25": (0.93,)})
+    assert is_told()
+
+
 def test_a_network_of_a_study_is_counted_for_its_images(studies: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = ["--studies", str(studies)]
     for trial in make_proposals(studies / "s").study.trials:
