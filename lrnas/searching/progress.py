@@ -116,10 +116,16 @@ def progress_view(events: SearchEvents | None = None, progress: bool = True) -> 
             view.show_rest()
 
 
-def tell_interrupted(study: Study) -> None:
-    """Warn that a search or retraining is not complete if the user has stopped it, also if no progress is shown."""
+def tell_interrupted(study: Study, *, is_complete: bool) -> None:
+    """Warn that a search or retraining is not complete if the user has stopped it, also if no progress is shown.
+
+    Args:
+        study: The study.
+        is_complete: Whether the last trials ended nevertheless, because they were in their last epochs.
+    """
     if study.interrupted:
-        logger.warning(f"interrupted: {study.name} is not complete; {how_to_continue()}")
+        rest = "complete nevertheless" if is_complete else f"not complete; {how_to_continue()}"
+        logger.warning(f"interrupted: {study.name} is {rest}")
 
 
 class ProgressView(SearchEvents):
@@ -162,7 +168,9 @@ class ProgressView(SearchEvents):
         self.work_before = {trial.number: Work(trial.macs, trial.epochs, trial.seconds) for trial in trials}
         manifest = study.manifest
         unit = "run" if RETRAINS in manifest else "trial"
-        number = f"level {manifest.get(LEVEL)}" if budget is None else f"{budget} {unit}{'s' * (budget != 1)} in all"
+        is_part = study.spent() > queue.spent()  # the other runs of a retraining are those of other networks
+        wanted = "that are asked for" if is_part else "in all"
+        number = f"level {manifest.get(LEVEL)}" if budget is None else f"{budget} {unit}{'s' * (budget != 1)} {wanted}"
         recipe, rungs = manifest["recipe"], manifest["rungs"]
         stops = f", early stopping after {', '.join(map(str, rungs))}" if rungs else ""
         trainable = manifest.get("trainable") or ""

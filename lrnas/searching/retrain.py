@@ -175,7 +175,7 @@ def retrain(
                 )
             is_over = bool(retraining.study.interrupted) or not retraining.ledger.wait_for_others()
         retraining.end_duplicates()
-    tell_interrupted(retraining.study)
+    tell_interrupted(retraining.study, is_complete=retraining.spent() - retraining.running() >= budget)
     return retraining.study
 
 

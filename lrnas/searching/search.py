@@ -86,8 +86,9 @@ def search(
         continues the search.
     """
     with telling_interrupts("search"), progress_view(events, progress) as view:
-        study = _search(gather_settings(space, settings), view)
-    tell_interrupted(study)
+        gathered = gather_settings(space, settings)
+        study = _search(gathered, view)
+    tell_interrupted(study, is_complete=not gathered.finals and num_ended(study) >= gathered.budget)
     return study
 
 

@@ -89,6 +89,8 @@ def test_a_killed_retraining_continues(tmp_path: Path, capsys: pytest.CaptureFix
     shown = json.loads(capsys.readouterr().out)
     assert shown["left"] == 0 and [network["n"] for network in shown["networks"]] == [2, 2]
     assert [run.datetime_complete for run in runs(storage)] == [run.datetime_complete for run in after]
+    assert main(["retrain", *OPTIONS, "--trials", "0", *options, "--seeds", "2", *where]) == 0
+    assert "2 runs that are asked for, all done" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_run_that_fails_each_time_is_tried_three_times_and_says_why(tmp_path: Path) -> None:

@@ -93,10 +93,14 @@ def test_a_study_shows_its_front(study: Study) -> None:
 
 
 def test_an_interrupted_study_says_so(study: Study, caplog: pytest.LogCaptureFixture) -> None:
-    tell_interrupted(study)
+    tell_interrupted(study, is_complete=False)
     stopped = replace(study, interrupted=2)
-    tell_interrupted(stopped)
-    assert caplog.messages == ["interrupted: s is not complete; the same call continues it"]
+    tell_interrupted(stopped, is_complete=False)
+    tell_interrupted(stopped, is_complete=True)
+    assert caplog.messages == [
+        "interrupted: s is not complete; the same call continues it",
+        "interrupted: s is complete nevertheless",
+    ]
     assert "; interrupted, not complete: the same call continues it</p>" in stopped._repr_html_()
     assert repr(stopped) == "<Study s: nin on cifar10, accuracy, macs, interrupted>"
 
