@@ -326,7 +326,8 @@ def _curve(curve: Sequence[float]) -> str:
         for i, value in enumerate(curve)
     )
     line = f'<polyline points="{points}" fill="none" stroke="currentColor" stroke-width="1.5"/>'
-    text = f"accuracy after each epoch; lowest {percent(low)}, highest {percent(high)}, last {percent(curve[-1])}"
+    numbers = f"lowest {percent(low)}, highest {percent(high)}, last {percent(curve[-1])}"
+    text = f"accuracy on validation images after each epoch; {numbers}"
     return f'<svg width="{BAR}" height="{height}">{line}</svg><p>{text}</p>'
 
 

@@ -85,7 +85,7 @@ function drawBest() {
   const { studies, axes } = page.data;
   const isTimed = axes.some((axis) => axis.name === "latency");
   const hasSeeds = studies.some((study) => study.finals.length);
-  const accuracyOf = ({ final, accuracy, is_full }) => [final ? testAccuracy(final) : is_full ? percent(accuracy) : "not trained", ...(hasSeeds ? [final ? String(final.accuracies.length) : is_full ? "1, short training" : "–"] : [])];
+  const accuracyOf = ({ final, accuracy, is_full }) => [final ? testAccuracy(final) : is_full ? percent(accuracy) : "not trained in the search", ...(hasSeeds ? [final ? String(final.accuracies.length) : is_full ? "1, short training" : "–"] : [])];
   const rowOf = (study, title, network) => [title, ...(hasSeveral() ? [study.name] : []), ...accuracyOf(network), formatShare(network.share), whole(network.macs), whole(network.params),
     ...(isTimed ? [network.latency == null ? "–" : `${network.latency.toFixed(3)} ms`] : [])];
   const rows = studies.flatMap((study) => {
