@@ -118,6 +118,8 @@ class FrontSampler(BaseSampler):
         """Hyperparameters of the last model."""
         self._finished: dict[int, Observation | None] = {}
         """Observations of finished trials, by number."""
+        self._ahead: Params | None = None
+        """The next point, if it was found ahead."""
 
     def reseed_rng(self) -> None:
         self._random = np.random.default_rng()
@@ -136,15 +138,58 @@ class FrontSampler(BaseSampler):
     ) -> Params:
         if trial.system_attrs.get("fixed_params", {}).keys() >= search_space.keys():
             return {}  # all values were given when the trial was enqueued, or no parameter is known yet
-        if study is not self._study or search_space != self._space:
-            self._check(study)
-            self._study, self._space, self._finished = study, search_space, {}
-            self._axes = Axes(search_space, self.kind_of, self.idle_at)
-            self._dearest = self._find_dearest()
-        sign = 1.0 if study.directions[0] == StudyDirection.MAXIMIZE else -1.0
-        others = (self._read(other, sign) for other in study.get_trials(deepcopy=False) if other.number != trial.number)
-        seen = [entry for entry in others if entry is not None]
-        if sum(entry.final is not None for entry in seen) < MIN_COMPLETED:
+        self._begin(study, search_space)
+        ahead, self._ahead = self._ahead, None
+        return self._propose(self._seen(trial.number)) if ahead is None else ahead
+
+    def look_ahead(
+        self, study: optuna.Study, search_space: Mapping[str, BaseDistribution]
+    ) -> Callable[[], None] | None:
+        """Return a function that finds the next point, which another thread can call while trials are in training.
+
+        The next proposal is then this point, and takes no time. It rests on the trials that there are now. Until the
+        function has returned, the sampler must not be used.
+
+        Args:
+            study: The study.
+            search_space: The parameters, as in `sample_relative`.
+
+        Returns:
+            The function; None as long as accuracies are not predicted.
+        """
+        self._begin(study, dict(search_space))
+        seen = self._seen()
+        if not self._can_predict(seen):
+            return None
+
+        def find() -> None:
+            self._ahead = self._propose(seen)
+
+        return find
+
+    def _begin(self, study: optuna.Study, search_space: dict[str, BaseDistribution]) -> None:
+        """Forget what is known of another study, or of other parameters."""
+        if study is self._study and search_space == self._space:
+            return
+        self._check(study)
+        self._study, self._space, self._finished, self._ahead = study, search_space, {}, None
+        self._axes = Axes(search_space, self.kind_of, self.idle_at)
+        self._dearest = self._find_dearest()
+
+    def _seen(self, asking: int | None = None) -> list[Observation]:
+        """What is known about the trials so far, except the one that asks for a point."""
+        assert self._study is not None
+        sign = 1.0 if self._study.directions[0] == StudyDirection.MAXIMIZE else -1.0
+        trials = self._study.get_trials(deepcopy=False)
+        others = (self._read(other, sign) for other in trials if other.number != asking)
+        return [entry for entry in others if entry is not None]
+
+    def _can_predict(self, seen: Sequence[Observation]) -> bool:
+        return sum(entry.final is not None for entry in seen) >= MIN_COMPLETED
+
+    def _propose(self, seen: Sequence[Observation]) -> Params:
+        """The point with the largest expected gain, given what is known."""
+        if not self._can_predict(seen):
             return self._explore(seen)
         belief = Belief(
             self._axes, seen, len(self.cost_names), self._named(), self.beat, self._dearest, self._random, self._start

@@ -15,6 +15,7 @@ import json
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -29,6 +30,7 @@ from lrnas._differences import find_differences, tell_differences
 from lrnas.arch.architecture import Architecture
 from lrnas.errors import LrnasError, OutsideSpace
 from lrnas.sampling.axes import Axes, last_part
+from lrnas.sampling.front_sampler import FrontSampler
 from lrnas.spaces.space import SearchSpace
 from lrnas.study.ledger import Ledger, starting_facts
 from lrnas.study.manifest import FREE, StudyError
@@ -87,6 +89,10 @@ class Queue(ABC):
     def ask(self, budget: int | None = None) -> Proposal | None:
         """The next network to train; None if there is none left, or if it would exceed the budget."""
 
+    def look_ahead(self) -> None:
+        """Begin to look for the next network while no worker waits for it, if that takes long."""
+        return
+
     def spent(self) -> int:
         """Number of trials that count towards the budget."""
         return self.study.spent()
@@ -141,6 +147,8 @@ class Proposals(Queue):
         self.distributions = distributions_of(self.space)
         self.axes = Axes(self.distributions, kind_of, self.space.idle_parameters)
         self._random = np.random.default_rng()
+        self._ahead: Future[None] | None = None
+        """The search for the next point, if it has begun."""
 
     def named(self) -> list[Architecture]:
         """The networks that mark the part of the front that counts: with `beat`, only reference networks."""
@@ -230,6 +238,9 @@ class Proposals(Queue):
         sees the other's trial.
         """
         self.ledger.sign()
+        if (ahead := self._ahead) is not None:
+            self._ahead = None
+            ahead.result()
         for _ in range(MOST_REJECTIONS):
             with self.ledger.together():  # Optuna writes the trial at once; its attributes follow at the end
                 with threadpool_limits(1):  # the cores are for the workers, and matrices of samplers are small
@@ -275,6 +286,23 @@ class Proposals(Queue):
             f"the last {MOST_REJECTIONS} points that {self.study.name} proposed were known or beyond a limit; the "
             "space has no more to offer; end the search, or widen the space or the limits"
         )
+
+    def look_ahead(self) -> None:
+        """Begin to look for the next network in a thread; it then rests on what is known now."""
+        study = self.study.optuna_study
+        sampler, waiting = study.sampler, self.study.optuna_trials((TrialState.WAITING,))
+        if self._ahead is not None or waiting or not isinstance(sampler, FrontSampler):
+            return
+        if (find := sampler.look_ahead(study, self.distributions)) is None:
+            return
+
+        def find_with_one_core() -> None:
+            with threadpool_limits(1):
+                find()
+
+        thread = ThreadPoolExecutor(1, thread_name_prefix="proposal")
+        self._ahead = thread.submit(find_with_one_core)
+        thread.shutdown(wait=False)
 
     def _is_known(self, number: int, identity: str) -> bool:
         """Whether another trial trains or trained this network; if so, this trial is ended as a duplicate."""

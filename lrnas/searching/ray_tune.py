@@ -69,6 +69,9 @@ number of trials at a time if that is more, because one fault of a GPU may end a
 SAME_SIGNAL_SECONDS = 0.5
 """Two signals within this time count as one: `timeout` sends one to a process and one to its group."""
 
+LOOKING_AHEAD = 4
+"""Number of trials at a time from which on networks are proposed ahead. With fewer, the latest result matters more to a
+proposal than its time."""
 TUNE_SETS = ("_stopped_trials", "_failed_trials", "_trials_to_cache")
 """Sets of Tune's controller that keep trials that have ended."""
 WATCH_SECONDS = 0.5
@@ -401,6 +404,9 @@ class _StudySearcher(Searcher):
         with suppress(OSError):  # a driver that took this one for dead may have removed it
             (self.folder / self.mark).touch()
         self.notify("started")
+        is_full = LOOKING_AHEAD <= (self.workers.concurrency or 0) <= len(self.running)
+        if is_full and not self.queue.is_over(self.budget):
+            self.queue.look_ahead()
         return {"task": Task(job, folder, self.workers, self.mark, self.test)}
 
     @_guarded

@@ -92,6 +92,26 @@ def test_ten_proposals_at_once_are_ten_ideas() -> None:
     assert gaps[0] > 0.1 > 2 * gaps[1]
 
 
+def test_a_point_that_is_found_ahead_is_the_next_proposal() -> None:
+    def study_of_ten() -> tuple[optuna.Study, FrontSampler]:
+        sampler = FrontSampler(costs_of, ["macs"], SPACE, other_costs=["params"], named=NAMED, seed=0)
+        study = make_study(sampler)
+        assert sampler.look_ahead(study, SPACE) is None  # nothing is known yet
+        train(study, 10, noise=0.003)
+        return study, sampler
+
+    at_once, _ = study_of_ten()
+    study, sampler = study_of_ten()
+    find = sampler.look_ahead(study, SPACE)
+    assert find is not None
+    study.enqueue_trial(uniform(2.0))
+    find()
+    assert study.ask(SPACE).params == uniform(2.0)
+    ahead = study.ask(SPACE).params
+    assert ahead == at_once.ask(SPACE).params
+    assert study.ask(SPACE).params != ahead  # it is proposed once
+
+
 def observe(params: Params, accuracy: float | None, sampler: FrontSampler, is_pending: bool = False) -> Observation:
     point = sampler._axes.point(params)
     return Observation(point, point.tobytes(), sampler._sort(costs_of(params)), (), accuracy, is_pending)

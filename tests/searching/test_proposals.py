@@ -5,6 +5,7 @@ import json
 import os
 import re
 import socket
+import threading
 import time
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -15,13 +16,14 @@ import optuna
 import pytest
 from optuna.storages import RDBStorage
 from optuna.trial import TrialState
-from small_studies import SPACE, cost, make_proposals
+from small_studies import SPACE, cost, make_proposals, train_some
 from sqlalchemy import event
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from lrnas.arch.architecture import Allocation, Architecture
 from lrnas.errors import InvalidArchitecture, OutsideSpace
 from lrnas.models.plan import canonical_id
+from lrnas.sampling.front_sampler import FrontSampler
 from lrnas.searching.proposals import Proposals, distributions_of
 from lrnas.spaces.parameters import Parameter
 from lrnas.spaces.space import SearchSpace, load_space
@@ -52,6 +54,29 @@ def test_the_paper_s_networks_come_first_and_once(tmp_path: Path) -> None:
     again = make_proposals(tmp_path)
     again.enqueue(SPACE.points)
     assert not again.study.is_protected(again.ask().number)
+
+
+def test_the_next_network_is_found_in_a_thread_before_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    proposals = train_some(make_proposals(sampler="front"))
+    threads: list[str] = []
+    propose = FrontSampler._propose
+
+    def spied(sampler: FrontSampler, seen: Any) -> Any:
+        threads.append(threading.current_thread().name.partition("_")[0])
+        return propose(sampler, seen)
+
+    monkeypatch.setattr(FrontSampler, "_propose", spied)
+    proposals.look_ahead()
+    proposals.look_ahead()  # it has begun already
+    before = {trial.number for trial in proposals.study.optuna_trials()}
+    assert threads.count("proposal") <= 1 and len(before) == 4  # nothing is written before a worker is free
+    assert proposals.ask() is not None
+    assert threads == ["proposal"]
+    assert proposals.ask() is not None
+    assert threads == ["proposal", "MainThread"]
+    proposals.enqueue({"nin": SPACE.points["nin"]})
+    proposals.look_ahead()  # a network waits: no other is needed
+    assert proposals.ask().point == "nin" and len(threads) == 2
 
 
 def test_trials_have_all_attributes() -> None:

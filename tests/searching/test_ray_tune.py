@@ -183,6 +183,21 @@ def test_the_number_of_trials_at_a_time_follows_the_workers(tmp_path: Path) -> N
     assert "task" in searcher.suggest("two")
 
 
+def test_networks_are_proposed_ahead_if_many_train_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    monkeypatch.setattr(Proposals, "look_ahead", lambda self: looked.append(self.study.running()))
+    for at_a_time, expected in ((3, []), (4, [4])):
+        searcher = make_searcher(make_proposals(), tmp_path, [])
+        searcher.workers = Workers(concurrency=at_a_time)
+        for trial in range(at_a_time):
+            searcher.suggest(str(trial))
+        assert looked == expected
+    searcher.budget = 5
+    searcher.workers = Workers(concurrency=5)
+    searcher.suggest("the last one")
+    assert looked == [4]
+
+
 def test_tune_leaves_the_output_of_a_notebook_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
