@@ -26,10 +26,8 @@ from lrnas._ray import started_ray
 from lrnas.data.names import pin_data_folder
 from lrnas.errors import LrnasError, error_line
 from lrnas.study.ledger import Ledger, living_drivers
-from lrnas.training.checkpoint import CheckpointError
 from lrnas.training.custom import TrainableError
 from lrnas.training.gpu_sharing import shared_gpus
-from lrnas.training.provenance import hardware
 
 RAY_SETTINGS = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
@@ -44,8 +42,6 @@ HEAD_PATIENCE = 40.0
 """Seconds for which the head of a cluster may be away, to be started again. Ray ends its drivers after 60."""
 MARK = ".search-"
 """Prefix of the files of `marked_folder`; the driver's name follows."""
-MARK_ATTEMPTS, MARK_PAUSE = 4, 1.0
-"""Number of attempts to see the file of `marked_folder`, and seconds between them: shared disks may show it late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,11 +267,6 @@ def _listens(address: tuple[str, int]) -> bool:
     return True
 
 
-def worker_location() -> dict[str, str]:
-    """Hardware and Ray node, as HOST:NODE, of the worker that calls this."""
-    return {"hardware": hardware(), "node": f"{socket.gethostname()}:{ray.get_runtime_context().get_node_id()[:8]}"}
-
-
 @contextmanager
 def marked_folder(folder: Path, ledger: Ledger) -> Iterator[str]:
     """Context in which a folder holds a file that workers look for; files of drivers that were killed are removed.
@@ -304,24 +295,3 @@ def marked_folder(folder: Path, ledger: Ledger) -> Iterator[str]:
         yield mark.name
     finally:
         mark.unlink(missing_ok=True)
-
-
-def check_mark(folder: Path, mark: str) -> None:
-    """Refuse to train on a machine that does not share the search's folder: its checkpoints would be lost.
-
-    Args:
-        folder: The folder of the search, as this machine sees it.
-        mark: Name of the file that `marked_folder` left there.
-
-    Raises:
-        CheckpointError: The file is not there.
-    """
-    for attempt in range(MARK_ATTEMPTS):
-        if attempt:
-            time.sleep(MARK_PAUSE)
-        if (folder / mark).exists():
-            return
-    raise CheckpointError(
-        f"all machines must share the folder of the search; {socket.gethostname()} does not see the same {folder}; "
-        "give a shared folder as --studies"
-    )

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import ray
-import torch
 from ray import tune
 from ray.exceptions import OutOfMemoryError
 from ray.tune import Callback, ProgressReporter, RunConfig, TuneConfig, Tuner
@@ -33,9 +32,7 @@ from ray.tune.search import Searcher
 from lrnas._messages import logger
 from lrnas._notebook import in_notebook
 from lrnas._ray import scratch_folder
-from lrnas.data.catalog import load_set
-from lrnas.data.in_memory import DataSet
-from lrnas.errors import DataError, LrnasError, Terminated, UnreadableImages, error_line
+from lrnas.errors import LrnasError, Terminated, UnreadableImages
 from lrnas.sampling.front_pruner import FrontPruner
 from lrnas.searching.progress import Change
 from lrnas.searching.proposals import Proposal, Queue
@@ -43,25 +40,16 @@ from lrnas.searching.ray_cluster import (
     RayEnded,
     RayLife,
     Workers,
-    check_mark,
     follow_room,
     marked_folder,
-    worker_location,
 )
 from lrnas.study.folder import trial_folder
 from lrnas.study.ledger import MOST_LOSSES, training_facts
 from lrnas.study.manifest import StudyError
 from lrnas.study.study import METRIC, Study
-from lrnas.training.checkpoint import (
-    CheckpointError,
-    DamagedCheckpoint,
-    UnwritableCheckpoint,
-    recorded_curve,
-    remove_checkpoint,
-)
 from lrnas.training.job import Job
-from lrnas.training.loop import EpochReport, evaluate
-from lrnas.training.provenance import gpu_busy, provenance
+from lrnas.training.provenance import provenance
+from lrnas.training.worker import Task, train_task
 
 MAX_LOSSES_IN_A_ROW = 6
 """Number of lost trials in a row after which a search ends, since the machine seems to be at fault. It is twice the
@@ -78,28 +66,6 @@ WATCH_SECONDS = 0.5
 """Seconds between looks at Ray's processes, its nodes and trials that hang."""
 
 Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A training that is sent to a worker."""
-
-    job: Job
-    folder: Path
-    """Folder of the trial's checkpoint."""
-    workers: Workers
-    mark: str
-    """Name of a file beside the folder that shows whether the worker shares the search's disk."""
-    test: bool
-    """Whether to test the network at the end."""
-
-    # Tune makes several copies of every trial's configuration, and has its text in a name
-
-    def __deepcopy__(self, memo: object) -> Task:
-        return self
-
-    def __repr__(self) -> str:
-        return f"Task({self.folder.name})"
 
 
 def run_trials(
@@ -212,7 +178,7 @@ def _fit(searcher: _StudySearcher, rungs: tuple[int, ...]) -> None:
     with scratch_folder() as scratch, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Tune warns about its next version
         Tuner(
-            tune.with_resources(_train_trial, {"cpu": workers.cpus, "gpu": workers.gpus}),
+            tune.with_resources(train_task, {"cpu": workers.cpus, "gpu": workers.gpus}),
             tune_config=TuneConfig(
                 search_alg=searcher,
                 scheduler=_RungScheduler(searcher, rungs),
@@ -228,92 +194,6 @@ def _fit(searcher: _StudySearcher, rungs: tuple[int, ...]) -> None:
                 callbacks=[_Watch(searcher), _NoLines()],
             ),  # no retries: the ledger handles them
         ).fit()
-
-
-@functools.lru_cache(maxsize=2)
-def _load_data(
-    data: str,
-    min_size: int,
-    data_dir: str | None,
-    image_size: int | None,
-    image_memory: float,
-    pack: str | None,
-    gpu_share: float,
-) -> DataSet:
-    return load_set(
-        data,
-        data_dir,
-        min_size=min_size,
-        image_size=image_size,
-        image_memory=image_memory,
-        pack=pack,
-        gpu_share=gpu_share,
-    )
-
-
-def _train_trial(config: dict[str, Task]) -> None:
-    """Train one network in a worker. Reports where it trains, then every epoch, and finally the outcome."""
-    task = config["task"]
-    folder, device = task.folder, "cuda" if task.workers.gpus else "cpu"
-    torch.set_num_threads(max(1, int(task.workers.cpus)))
-    tune.report(worker_location())
-    try:
-        check_mark(folder.parent, task.mark)
-        try:
-            outcome = _run(task, device)
-        except DamagedCheckpoint as error:
-            tune.report(worker_location() | {"remark": f"{error.problem}: it starts again from epoch 0"})
-            remove_checkpoint(folder)
-            outcome = _run(task, device)
-    except UnreadableImages as error:  # the same would happen in every other trial
-        outcome = {"status": "unreadable", "reason": error.args[0]}
-    except UnwritableCheckpoint as error:  # it may happen in every trial, as long as the disk is full
-        outcome = {"status": "unwritable", "reason": error_line(error)}
-    except (CheckpointError, DataError, OSError) as error:  # the fault of the machine, not of the network
-        outcome = {"status": "lost", "reason": error_line(error)}
-    except (LrnasError, RuntimeError, ValueError) as error:
-        if "[CUDA]" in str(error) or "CUDA error" in str(error):  # CUDA no longer works in this process: end it
-            tune.report({"status": "lost", "reason": error_line(error)})
-            raise
-        outcome = {"status": "faulty", "reason": error_line(error)}
-    finally:
-        if device == "cuda":
-            with suppress(RuntimeError):  # the GPU may have failed
-                torch.cuda.empty_cache()
-    tune.report(outcome)
-
-
-def _run(task: Task, device: str) -> dict[str, Any]:
-    """Train a network, or continue from its checkpoint, and report every epoch; returns the outcome."""
-    job, folder = task.job, task.folder
-    past = recorded_curve(folder)  # epochs that an earlier worker trained
-    curve, seconds = [entry["val_accuracy"] for entry in past], sum(entry["seconds"] for entry in past)
-    images = (job.data, job.min_size, job.data_dir, job.image_size, job.image_memory, job.pack)
-    load_data = functools.partial(_load_data, *images, min(1.0, task.workers.gpus))
-    busy: list[float] = []
-
-    def report(entry: EpochReport) -> None:
-        nonlocal seconds
-        curve.append(entry.val_accuracy)
-        seconds += entry.seconds
-        data = load_data()
-        if device == "cuda" and (share := gpu_busy()) is not None:
-            busy.append(share)
-        facts = {"images_per_second": entry.images_per_second, "images": (len(curve) - len(past)) * len(data.train)}
-        facts |= {"gpu_busy": sum(busy) / len(busy)} if busy else {}
-        tune.report({"curve": curve, "seconds": seconds, "placement": data.placement, **facts})
-
-    if job.trainable is not None:
-        return job.run_trainable(folder, device, load_data, tune.report)
-    data = load_data()
-    model = job.create_model(data)
-    result = job.run(model, data, folder, device, report=report)
-    rate = result.images_per_second
-    outcome = {"status": result.status, "curve": curve, "seconds": seconds, "images_per_second": rate}
-    if task.test and result.status == "completed":  # the only use of the test images
-        loss, accuracy = evaluate(model, data.test(), data, job.recipe, device=device, cache=job.cache)
-        outcome |= {"test_loss": loss, "test_accuracy": accuracy}
-    return outcome
 
 
 class _Abandoned(BaseException):
@@ -407,7 +287,7 @@ class _StudySearcher(Searcher):
         is_full = LOOKING_AHEAD <= (self.workers.concurrency or 0) <= len(self.running)
         if is_full and not self.queue.is_over(self.budget):
             self.queue.look_ahead()
-        return {"task": Task(job, folder, self.workers, self.mark, self.test)}
+        return {"task": Task(job, folder, self.workers.cpus, self.workers.gpus, self.mark, self.test)}
 
     @_guarded
     def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:

@@ -24,13 +24,14 @@ from lrnas.searching.ray_cluster import (
     RayEnded,
     RayLife,
     Workers,
-    check_mark,
     marked_folder,
     pick_workers,
     running_ray,
 )
+from lrnas.training import worker
 from lrnas.training.checkpoint import CheckpointError
 from lrnas.training.gpu_sharing import PIPES
+from lrnas.training.worker import check_mark
 
 SEARCH = ["search", "--space", "nin", "--budget", "1"]
 RETRAIN = ["retrain", "nin-digits"]
@@ -106,7 +107,7 @@ def test_a_script_is_told_at_once_what_workers_cannot_load(
 
 
 def test_a_machine_with_another_disk_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(ray_cluster, "MARK_PAUSE", 0.0)
+    monkeypatch.setattr(worker, "MARK_PAUSE", 0.0)
     drivers = [make_proposals(tmp_path / "s").ledger for _ in range(2)]
     for driver in drivers:
         driver.sign()

@@ -2,32 +2,27 @@
 
 import copy
 import gc
-import json
-import shutil
 import signal
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from optuna.trial import TrialState
 from ray.train._internal.storage import StorageContext
 from ray.tune import Callback, JupyterNotebookReporter, ProgressReporter
 from ray.tune.execution.tune_controller import TuneController
 from ray.tune.experiment import Trial as TuneTrial
 from ray.tune.progress_reporter import TrialProgressCallback
-from safetensors.torch import save_file
-from small_studies import SPACE, make_proposals
+from small_studies import make_proposals
 
 from lrnas.errors import Terminated, UnreadableImages
 from lrnas.recipes import Recipe
 from lrnas.searching import ray_tune
 from lrnas.searching.proposals import Proposal, Proposals
 from lrnas.searching.ray_cluster import Workers
-from lrnas.searching.ray_tune import Task, _StudySearcher, _train_trial
+from lrnas.searching.ray_tune import _StudySearcher
 from lrnas.training.job import Job
 
 
@@ -36,82 +31,6 @@ def make_searcher(proposals: Proposals, folder: Path, told: list[str]) -> _Study
         return Job(proposal.architecture, "digits", Recipe(), 0)
 
     return _StudySearcher(proposals, make_job, folder, "", 9, Workers(), told.append, False)
-
-
-def halve(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-
-
-def rewrite(text: str) -> Callable[[Path], object]:
-    return lambda folder: (folder / "checkpoint.json").write_text(text)
-
-
-def forget_state(folder: Path) -> None:
-    record = json.loads((folder / "checkpoint.json").read_text())
-    del record["state"]["epoch"]
-    (folder / "checkpoint.json").write_text(json.dumps(record))
-
-
-def swap_weights(folder: Path) -> None:
-    record = json.loads((folder / "checkpoint.json").read_text())
-    save_file({"model.other": torch.ones(2)}, folder / record["tensors"])
-
-
-DAMAGES: dict[str, Callable[[Path], object]] = {
-    "tensors cut short": lambda folder: halve(next(folder.glob("*.safetensors"))),
-    "tensors removed": lambda folder: next(folder.glob("*.safetensors")).unlink(),
-    "tensors of another network": swap_weights,
-    "record cut short": lambda folder: halve(folder / "checkpoint.json"),
-    "record without entries": rewrite("{}"),
-    "record of another kind": rewrite("[]"),
-    "record without state": forget_state,
-}
-
-
-def run_trial(folder: Path, *, stop: bool = False) -> list[dict[str, Any]]:
-    """Train a trial of two epochs, or only its first one; returns what it reports."""
-    told: list[dict[str, Any]] = []
-
-    def report(result: dict[str, Any]) -> None:
-        told.append(copy.deepcopy(result))
-        if stop and "curve" in result:
-            raise OSError("the training ends after an epoch")
-
-    job = Job(SPACE.uniform["lr-x0.25"], "digits", Recipe(epochs=2, batch_size=256), 0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ray_tune.tune, "report", report)
-        patch.setattr(ray_tune, "worker_location", lambda: {"node": "here"})
-        (folder.parent / "mark").touch()
-        _train_trial({"task": Task(job, folder, Workers(), "mark", False)})
-    return told
-
-
-@pytest.fixture(scope="module")
-def begun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float]]:
-    """The folder of a trial that was stopped after its first epoch, and its accuracies if it is continued."""
-    folder = tmp_path_factory.mktemp("trials") / "00001"
-    assert run_trial(folder, stop=True)[-1]["status"] == "lost"
-    shutil.copytree(folder, folder.with_name("00002"))
-    told = run_trial(folder.with_name("00002"))
-    assert [len(each.get("curve", ())) for each in told] == [0, 2, 2]
-    return folder, told[-1]["curve"]
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_trial_with_a_damaged_checkpoint_starts_over(
-    damage: str, begun: tuple[Path, list[float]], tmp_path: Path
-) -> None:
-    """It ends like a trial without a checkpoint, and one line says why."""
-    folder = shutil.copytree(begun[0], tmp_path / "00001")
-    own = folder / "own" / "notes.part"  # files of a training function
-    own.parent.mkdir()
-    own.touch()
-    DAMAGES[damage](folder)
-    told = run_trial(folder)
-    assert own.exists()
-    assert [len(each.get("curve", ())) for each in told] == [0, 0, 1, 2, 2]
-    assert told[1]["remark"].endswith(": it starts again from epoch 0")
-    assert told[-1]["status"] == "completed" and told[-1]["curve"] == begun[1]
 
 
 def test_it_is_said_once_where_images_are(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
