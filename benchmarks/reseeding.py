@@ -35,16 +35,16 @@ def main() -> None:
     finals = read_retraining(study)
     most = next(final.macs for final in finals if final.point == study.baseline)
     volumes: dict[bool, list[float]] = {}
-    for is_paper in (False, True):
-        chosen = [final for final in finals if (final.point is not None) == is_paper]
+    for is_reference in (False, True):
+        chosen = [final for final in finals if (final.point is not None) == is_reference]
         by_seed = [dict(zip(final.seeds, final.accuracies, strict=True)) for final in chosen]
         seeds = sorted(set.intersection(*(set(own) for own in by_seed)))
-        volumes[is_paper] = [
+        volumes[is_reference] = [
             hypervolume((final.macs / most, 100 * own[seed]) for final, own in zip(chosen, by_seed, strict=True))
             for seed in seeds
         ]
-        found = volumes[is_paper]
-        what = "the paper's networks" if is_paper else "networks found"
+        found = volumes[is_reference]
+        what = "the paper's networks" if is_reference else "networks found"
         print(f"{what}: hypervolume {mean(found):.2f} ± {stdev(found):.2f} ({len(found)} seeds)")
     gain = mean(volumes[False]) - mean(volumes[True])
     spread = max(stdev(volumes[False]), stdev(volumes[True]))

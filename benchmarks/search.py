@@ -62,6 +62,7 @@ def overhead(options: argparse.Namespace) -> dict[str, Any]:
             epochs=EPOCHS,
             min_epochs=EPOCHS,  # no early stopping: the time of every trial is known
             concurrency=options.concurrency,
+            cpus_per_trial=min(1.0, (os.cpu_count() or 1) / options.concurrency),
             sampler=options.sampler,
             finals=0,
         )

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from lrnas.spaces.space import SearchSpace as SearchSpace, load_space as load_space
     from lrnas.study.levels import (
         Outcome as Outcome,
-        compare_with_paper as compare_with_paper,
+        compare_with_references as compare_with_references,
         read_level as read_level,
     )
     from lrnas.study.open import open_study as open_study
@@ -88,7 +88,7 @@ _HOME = {
     "WrittenReport": "reporting.write",
     "accelerate": "layers.accelerate",
     "canonical_id": "models.plan",
-    "compare_with_paper": "study.levels",
+    "compare_with_references": "study.levels",
     "convert": "models.convert",
     "count_model": "models.count",
     "create_model": "models.build",

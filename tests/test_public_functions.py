@@ -128,7 +128,7 @@ WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("canonical_id", (3,), {}, "architecture takes an Architecture; got 3; see help(lrnas.canonical_id)"),
     ("retrain", ("s",), {"trials": 3}, "a whole number or a Trial; got 3; put it into a list"),
     ("canonical_id", (NETWORK,), {"input_size": -1}, "the input size must be a whole number above 0; got -1"),
-    ("compare_with_paper", (["x"],), {}, "finals takes a list, each of them a Final; got ['x']"),
+    ("compare_with_references", (["x"],), {}, "finals takes a list, each of them a Final; got ['x']"),
     ("convert", (NETWORK,), {}, "model takes a model of PyTorch; got Architecture("),
     ("convert", (torch.nn.Conv2d(1, 1, 3), "half"), {}, "allocation takes an Allocation or a mapping; got 'half'"),
     (
@@ -314,7 +314,7 @@ def test_a_point_of_a_space_is_drawn() -> None:
 
 def test_objects_of_optuna_are_not_taken_for_those_of_lrnas() -> None:
     study = optuna.create_study()
-    for function in (lrnas.read_retraining, lrnas.report, lrnas.compare_with_paper):
+    for function in (lrnas.read_retraining, lrnas.report, lrnas.compare_with_references):
         with pytest.raises(LrnasError, match="takes "):
             function(study)
 

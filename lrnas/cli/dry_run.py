@@ -18,7 +18,7 @@ def print_estimate(estimate: Estimate) -> None:
     points = f"{estimate.num_parameters} parameters, {magnitude(estimate.num_points)} points"
     table = make_table(f"Space {estimate.space}: {points}", ["network"], ["MACs", "share", "parameters"], [""])
     for network in estimate.networks:
-        marks = ["reference"] * network.is_paper
+        marks = ["reference"] * network.is_reference
         limits = ", ".join(f"--{limit.replace('_', '-')}" for limit in network.beyond)
         marks += [f"left out: {limits}"] if limits else []
         table.add_row(

@@ -220,7 +220,7 @@ def _overview(study: Study) -> dict[str, Any]:
 
 
 def _front_as_data(study: Study, level: str) -> dict[str, Any]:
-    from lrnas.study.levels import SHORT, compare_with_paper, read_level
+    from lrnas.study.levels import SHORT, compare_with_references, read_level
     from lrnas.study.retrained import final_front
 
     if level != SHORT:
@@ -229,9 +229,9 @@ def _front_as_data(study: Study, level: str) -> dict[str, Any]:
             "study": study.name,
             "level": level,
             "front": [final.to_dict() for final in final_front(finals)],
-            "paper": [final.to_dict() for final in finals if final.point is not None],
+            "references": [final.to_dict() for final in finals if final.point is not None],
             "networks": [final.to_dict() for final in finals],
-            "outcomes": [outcome.to_dict() for outcome in compare_with_paper(finals, study.beat)],
+            "outcomes": [outcome.to_dict() for outcome in compare_with_references(finals, study.beat)],
             "manifest": study.manifest,
         }
     summary = study.short_summary()
@@ -239,7 +239,7 @@ def _front_as_data(study: Study, level: str) -> dict[str, Any]:
         "study": study.name,
         "level": level,
         "front": [_as_data(study, trial) for trial in summary.front],
-        "paper": [_as_data(study, trial) for trial in _paper_trials(study, summary.trials)],
+        "references": [_as_data(study, trial) for trial in _reference_trials(study, summary.trials)],
         "counts": summary.counts,
         "hypervolume": summary.hypervolume,
         "outcomes": [outcome.to_dict() for outcome in _short_outcomes(study)],
@@ -254,12 +254,12 @@ def _as_data(study: Study, trial: Trial) -> dict[str, Any]:
 
 def _short_outcomes(study: Study) -> list[Outcome]:
     """What short trainings say about each reference network, if the search looks below a share of its costs."""
-    from lrnas.study.levels import compare_with_paper, read_short
+    from lrnas.study.levels import compare_with_references, read_short
 
-    return [] if study.beat is None else compare_with_paper(read_short(study), study.beat)
+    return [] if study.beat is None else compare_with_references(read_short(study), study.beat)
 
 
-def _paper_trials(study: Study, trials: list[Trial]) -> list[Trial]:
+def _reference_trials(study: Study, trials: list[Trial]) -> list[Trial]:
     points = study.manifest["space"]["points"]
     return [trial for trial in trials if trial.point in points and trial.status == "completed"]
 
@@ -284,15 +284,15 @@ def _print_front(study: Study, level: str) -> None:
     if not front:
         console.print(f"{study.name} has no trained network yet.")
         return
-    paper = _paper_trials(study, summary.trials)
+    references = _reference_trials(study, summary.trials)
     # costs of the dense network are known even if it was not trained because it is beyond a limit
     whole = next((trial for trial in summary.trials if trial.point and trial.point == study.baseline), None)
     dense = whole.macs if whole else study.dense_macs
     latency = study.manifest.get("latency")
     columns = ["trial", "accuracy", "MACs", "share", "parameters", "latency", "latency share"]
-    beside = ", and the reference networks beside it" if paper else ""
+    beside = ", and the reference networks beside it" if references else ""
     table = make_table(f"{study.name}: the front{beside}", ["network"], columns, [""], _optional(study))
-    for trial in sorted({trial.number: trial for trial in (*front, *paper)}.values(), key=study.cheapest_first):
+    for trial in sorted({trial.number: trial for trial in (*front, *references)}.values(), key=study.cheapest_first):
         timed = 0.0 if trial.latency is None else trial.latency
         cells = {
             "trial": str(trial.number),
@@ -303,7 +303,7 @@ def _print_front(study: Study, level: str) -> None:
             "latency": f"{timed:.3f} ms" if timed else "–",
             "latency share": f"{timed / whole.latency:.3f}" if timed and whole and whole.latency else "–",
         }
-        mark = ("front" if trial.on_front else "beaten") + (", reference" if trial in paper else "")
+        mark = ("front" if trial.on_front else "beaten") + (", reference" if trial in references else "")
         table.add_row(trial.point or trial.identity, *(cells[column] for column in columns), mark)
     console.print(table)
     if latency:
@@ -319,7 +319,7 @@ def _print_front(study: Study, level: str) -> None:
 
 def _print_level(study: Study, level: str) -> None:
     """Print the networks of a later level, with mean and deviation over seeds, and what was promised."""
-    from lrnas.study.levels import FULL, compare_with_paper, count_left, read_level
+    from lrnas.study.levels import FULL, compare_with_references, count_left, read_level
     from lrnas.study.retrained import front_marks
 
     console = make_console()
@@ -357,7 +357,7 @@ def _print_level(study: Study, level: str) -> None:
         return
     if all(final.point or final.known_as for final in finals if final.identity in front):
         console.print(ONLY_FIRST)
-    for outcome in compare_with_paper(finals, study.beat):
+    for outcome in compare_with_references(finals, study.beat):
         console.print(str(outcome))
     left, number = count_left(study, finals)
     if left:

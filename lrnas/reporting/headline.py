@@ -46,7 +46,7 @@ class _Entry:
 
     title: str
     trial: int | None
-    is_paper: bool
+    is_reference: bool
     accuracy: float
     deviation: float | None
     seeds: int
@@ -92,14 +92,14 @@ def make_headline(study: StudyReport, cost: str, tested: Tested | None = None) -
     if tests:
         entries = [entry for entry in entries if entry.title in tests]
     own = next((entry for entry in entries if entry.title == dense), None)
-    paper = [entry for entry in entries if entry.is_paper and entry is not own]
-    found = [entry for entry in entries if not entry.is_paper and entry is not own]
-    others = found or paper
+    references = [entry for entry in entries if entry.is_reference and entry is not own]
+    found = [entry for entry in entries if not entry.is_reference and entry is not own]
+    others = found or references
     if rival is None and not others:
         return None
     beside = own
     if own is None and found and dense is not None and dense not in tests:
-        beside = max(paper, key=lambda entry: entry.accuracy, default=None)
+        beside = max(references, key=lambda entry: entry.accuracy, default=None)
     own = tests.get(dense or "", own)
     dense_costs = _dense_costs(study, tested if tests else None)
     compared = [rival] if rival is not None else [tests.get(entry.title, entry) for entry in others]
@@ -114,7 +114,7 @@ def make_headline(study: StudyReport, cost: str, tested: Tested | None = None) -
     validation = "Validation images" if study.finals else f"Validation images after {study.training}"
     images, done = ("Test images", "tested in this retraining") if tests else (validation, "trained")
     after = f", after {tested.epochs} of training" if tests and tested else ""
-    number, by = len(tests.keys() - {dense}) or len(paper + found), " on validation images" if tests else ""
+    number, by = len(tests.keys() - {dense}) or len(references + found), " on validation images" if tests else ""
     only = "the only one in this retraining" if tests else f"the only one trained{' in full' * bool(study.finals)}"
     among = only if number == 1 else f"the most accurate of {number} networks{by}"
     if len(others) < number:
@@ -167,7 +167,7 @@ def _entries(study: StudyReport, wanted: Iterable[str] = ()) -> list[_Entry]:
     if finals and finals.keys() >= set(wanted):
         return list(finals.values())
     return [
-        _Entry(network.name, network.trial.number, network.is_paper, network.trial.accuracy or 0.0, None, 1, costs)
+        _Entry(network.name, network.trial.number, network.is_reference, network.trial.accuracy or 0.0, None, 1, costs)
         for network in study.full
         for costs in [{name: network.cost(name) for name in ("macs", "params", "latency")}]
     ]
@@ -175,8 +175,8 @@ def _entries(study: StudyReport, wanted: Iterable[str] = ()) -> list[_Entry]:
 
 def _from_final(final: Final) -> _Entry:
     costs = {"macs": final.macs, "params": final.params, "latency": final.latency}
-    is_paper = final.point is not None
-    return _Entry(final.title, final.trial, is_paper, final.mean, final.deviation, len(final.accuracies), costs)
+    is_reference = final.point is not None
+    return _Entry(final.title, final.trial, is_reference, final.mean, final.deviation, len(final.accuracies), costs)
 
 
 def _dense_costs(study: StudyReport, tested: Tested | None = None) -> dict[str, float | None]:

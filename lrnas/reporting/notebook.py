@@ -81,7 +81,7 @@ def _profile(profile: Profile) -> str:
 def _estimate(estimate: Estimate) -> str:
     networks = []
     for network in estimate.networks:
-        marks = ["reference"] * network.is_paper
+        marks = ["reference"] * network.is_reference
         marks += [f"left out: {', '.join(network.beyond)}"] if network.beyond else []
         networks.append(
             (network.name, f"{network.macs:,}", f"{network.share:.3f}", f"{network.params:,}", ", ".join(marks))

@@ -69,7 +69,7 @@ class Network:
     """A trial of a study with everything that can be shown about it."""
 
     trial: Trial
-    is_paper: bool
+    is_reference: bool
     """Whether it is a reference network."""
     shape: ImageShape
     """Shape of the study's images."""
@@ -122,7 +122,8 @@ class Network:
         trial = self.trial
         return {
             **{name: getattr(trial, name) for name in (*COLUMNS, "reason")},
-            **{name: getattr(self, name) for name in ("name", "is_paper", "is_full", "is_partial", "macs_as_built")},
+            **{name: getattr(self, name) for name in ("name", "is_reference", "is_full", "is_partial")},
+            "macs_as_built": self.macs_as_built,
             "share": trial.share,
             "status_words": self.status,
             "curve": [round(value, 5) for value in trial.curve],

@@ -84,7 +84,7 @@ def _final_to_dict(final: Final, dense_macs: int | None, mark: str | None) -> di
         **{name: getattr(final, name) for name in (*names, *further)},
         **{name: list(getattr(final, name)) for name in ("seeds", "accuracies", "runs")},
         "name": final.title,
-        "is_paper": final.point is not None,
+        "is_reference": final.point is not None,
         "mark": mark,
         "share": None if dense_macs is None else final.macs / dense_macs,
         "mean": final.mean if math.isfinite(final.mean) else None,

@@ -74,7 +74,7 @@ class Contender:
     """A network that may be trained at a later level."""
 
     identity: str
-    is_paper: bool
+    is_reference: bool
     """Whether it is a reference network."""
     costs: tuple[float, ...]
     """The costs that are objectives."""
@@ -129,8 +129,8 @@ def pick_first(contenders: Sequence[Contender], seconds_left: float) -> Contende
     Returns:
         The network; None if there is none to train.
     """
-    paper = sorted((each for each in contenders if each.is_paper), key=lambda each: each.costs, reverse=True)
-    for point in (*paper[:1], *paper[1:][-1:]):
+    references = sorted((each for each in contenders if each.is_reference), key=lambda each: each.costs, reverse=True)
+    for point in (*references[:1], *references[1:][-1:]):
         rivals = _rivals(contenders, point)
         fits = [each for each in rivals if not each.begun and each.seconds <= seconds_left / 4]
         if fits and not any(each.begun for each in rivals):
@@ -152,11 +152,11 @@ def pick_longer(contenders: Sequence[Contender], seconds_left: float) -> Contend
     Returns:
         The network; None if the time is over.
     """
-    paper = [each for each in contenders if each.is_paper]
-    unknown = [each for each in paper if not each.begun and each.seconds <= seconds_left / 4]
-    if unknown and sum(each.begun > 0 for each in paper) < NUM_COMPARED:
+    references = [each for each in contenders if each.is_reference]
+    unknown = [each for each in references if not each.begun and each.seconds <= seconds_left / 4]
+    if unknown and sum(each.begun > 0 for each in references) < NUM_COMPARED:
         return min(unknown, key=lambda each: each.seconds)
-    front = [each for each in contenders if each.is_paper or (each.begun and not each.has_failed)]
+    front = [each for each in contenders if each.is_reference or (each.begun and not each.has_failed)]
     new = [each for each in contenders if _is_new(each) and each.seconds <= seconds_left]
     return _largest_gain(new, front)
 
@@ -180,17 +180,17 @@ def pick_full(
     Returns:
         The network; None if nothing is left to train.
     """
-    paper = sorted((each for each in contenders if each.is_paper), key=lambda each: each.costs, reverse=True)
-    if first := [point for point in paper if not point.begun]:
+    references = sorted((each for each in contenders if each.is_reference), key=lambda each: each.costs, reverse=True)
+    if first := [point for point in references if not point.begun]:
         return first[0]
-    for point in paper:
+    for point in references:
         rivals = [each for each in _rivals(contenders, point) if not each.has_failed]
         is_tried = any(each.begun and not each.is_first for each in rivals)
         if rivals and not is_tried and not (best := max(rivals, key=lambda each: each.mean)).begun:
             return best
-    if more := [point for point in paper if point.begun < num_seeds and point.seconds <= seconds_left]:
+    if more := [point for point in references if point.begun < num_seeds and point.seconds <= seconds_left]:
         return min(more, key=lambda point: point.begun)
-    finals = [each for each in contenders if each.begun and (each.is_paper or not each.has_failed)]
+    finals = [each for each in contenders if each.begun and (each.is_reference or not each.has_failed)]
     front = _front(finals)
     unfinished = [each for each in front if each.begun < num_seeds]
     reserved = sum((num_seeds - each.begun) * each.seconds for each in unfinished)
@@ -203,12 +203,12 @@ def pick_full(
 
 def _rivals(contenders: Sequence[Contender], point: Contender) -> list[Contender]:
     """The found networks that cost no more than a reference network."""
-    return [each for each in contenders if not each.is_paper and costs_no_more(each.costs, point.costs)]
+    return [each for each in contenders if not each.is_reference and costs_no_more(each.costs, point.costs)]
 
 
 def _is_new(network: Contender) -> bool:
     """Whether a network can still be promoted."""
-    return network.counts and not (network.is_paper or network.begun)
+    return network.counts and not (network.is_reference or network.begun)
 
 
 def _has_chance(network: Contender, front: Sequence[Contender]) -> bool:

@@ -82,7 +82,7 @@ class NamedNetwork:
     """A named network of the space."""
 
     name: str
-    is_paper: bool
+    is_reference: bool
     """Whether it is a reference network, that is, one of the space's points."""
     macs: int
     """Multiply-accumulates as deployed, for one image."""
@@ -346,8 +346,9 @@ def _left(
             studies[level] = Study(stored.study_name, stored, study.objectives, read_manifest(stored), study.where)
     left = {name: some[num_ended(studies[name]) if name in studies else 0 :] for name, some in planned.items()}
     if FULL in studies:  # reference networks are trained in full in any case
-        done = {trial.macs for trial in studies[FULL].trials if trial.is_paper}
-        left[FULL] = max(left[FULL], [run for run in planned[FULL] if run.is_paper and run.macs not in done], key=len)
+        done = {trial.macs for trial in studies[FULL].trials if trial.is_reference}
+        references = [run for run in planned[FULL] if run.is_reference and run.macs not in done]
+        left[FULL] = max(left[FULL], references, key=len)
     if left[SHORT] or len(studies) < len(planned) or "latency" in settings.objectives:  # not measured here
         return left
     # the finals end by their own rules, not after a number of runs
@@ -366,8 +367,8 @@ def _named_networks(prepared: Preparation) -> tuple[NamedNetwork, ...]:
         costs = training.cost(network)
         macs, beyond = int(costs["macs"]), tuple(limits.excess(costs)) or ("budget",) * (left == 0)
         left -= not beyond
-        is_paper = name in training.space.points
-        found.append(NamedNetwork(name, is_paper, macs, macs / dense, int(costs["params"]), beyond))
+        is_reference = name in training.space.points
+        found.append(NamedNetwork(name, is_reference, macs, macs / dense, int(costs["params"]), beyond))
     return tuple(found)
 
 
@@ -377,7 +378,7 @@ class _Trial:
 
     macs: float
     params: float
-    is_paper: bool
+    is_reference: bool
     """Whether it is one of the space's points, which are never stopped early."""
     asks: bool
     """Whether a sampler proposes it, which takes time."""
@@ -415,7 +416,7 @@ class _Machine:
     def seconds(self, trial: _Trial, level: Level) -> float:
         """Training time of a run, without the time in which its process starts."""
         recipe = level.recipe
-        is_stopped = level.name == SHORT and self.early_stopping and not trial.is_paper
+        is_stopped = level.name == SHORT and self.early_stopping and not trial.is_reference
         train, val = self.images
         num_images = max(1, train // recipe.batch_size) * min(train, recipe.batch_size)
         total = 0.0
@@ -653,7 +654,7 @@ def _plan(trials: list[_Trial], machine: _Machine, levels: dict[str, Level], sha
         return [
             Contender(
                 str(i),
-                trial.is_paper,
+                trial.is_reference,
                 (trial.macs * (1 + 1e-6 * i),),  # the same networks do not come twice
                 _accuracy(trial.macs, lowest),
                 0.005,

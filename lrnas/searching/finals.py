@@ -208,24 +208,24 @@ class Ladder:
         first = self._first_trials()
         if not first:
             return None
-        is_paper = {identity: self._point_of(trial) is not None for identity, trial in first.items()}
-        paper = [first[each] for each in first if is_paper[each]]
+        is_reference = {identity: self._point_of(trial) is not None for identity, trial in first.items()}
+        references = [first[each] for each in first if is_reference[each]]
         if num_workers is None and not (is_patient and self._is_first_in_training()):
-            return self._choose_any(level, first, is_paper)
-        if new := [trial for trial in paper if trial.user_attrs["id"] not in self._runs[FULL]]:
+            return self._choose_any(level, first, is_reference)
+        if new := [trial for trial in references if trial.user_attrs["id"] not in self._runs[FULL]]:
             return self._promote(new[0], FULL, None)
         if num_workers is not None:
             left = self.seconds_left(FULL) - max(0.0, self.seconds_left(LONGER))
-            contenders, _ = self._contenders(FULL, first, is_paper)
+            contenders, _ = self._contenders(FULL, first, is_reference)
             if (picked := pick_first(contenders, left)) is not None:
                 return self._promote(first[picked.identity], FULL, None)
-        return self._next_seed(paper, num_workers)
+        return self._next_seed(references, num_workers)
 
     def _choose_any(
-        self, level: str, first: Mapping[str, FrozenTrial], is_paper: Mapping[str, bool]
+        self, level: str, first: Mapping[str, FrozenTrial], is_reference: Mapping[str, bool]
     ) -> Promotion | None:
         """The next run at a level, of whatever network."""
-        contenders, is_full = self._contenders(level, first, is_paper)
+        contenders, is_full = self._contenders(level, first, is_reference)
         left, slack = self.seconds_left(level), SLACK * self._later_seconds()
         if level == FULL:
             picked = pick_full(contenders, left, len(self.levels[FULL].seeds), slack)
@@ -236,21 +236,21 @@ class Ladder:
         return self._promote(first[picked.identity], level, (picked.mean, picked.deviation) if is_full else None)
 
     def _contenders(
-        self, level: str, first: Mapping[str, FrozenTrial], is_paper: Mapping[str, bool]
+        self, level: str, first: Mapping[str, FrozenTrial], is_reference: Mapping[str, bool]
     ) -> tuple[list[Contender], bool]:
         """The networks that may be trained at a level, and whether their accuracies are those after full training."""
-        shown = self._near_front(first, is_paper)
+        shown = self._near_front(first, is_reference)
         measured = [self._measured(first[each]) for each in shown]
         with threadpool_limits(1):  # the cores are for the workers
             mean, deviation, is_full = believe(measured, self.proposals.axes.kinds)
         runs = {each: self._runs[level].get(each, []) for each in shown}
         if level == LONGER:  # what was trained in full need not be trained longer; reference networks are compared
-            runs = {each: runs[each] + ([] if is_paper[each] else self._runs[FULL].get(each, [])) for each in shown}
+            runs = {each: runs[each] + ([] if is_reference[each] else self._runs[FULL].get(each, [])) for each in shown}
         contenders = [
             Contender(
                 each,
-                is_paper[each],
-                self._costs_to_beat(first[each], is_paper[each]),
+                is_reference[each],
+                self._costs_to_beat(first[each], is_reference[each]),
                 float(mean[i]),
                 float(deviation[i]),
                 self._expected_seconds(first[each], level),
@@ -262,9 +262,9 @@ class Ladder:
         ]
         return self._mark_counting(contenders), is_full
 
-    def _costs_to_beat(self, trial: FrozenTrial, is_paper: bool) -> tuple[float, ...]:
+    def _costs_to_beat(self, trial: FrozenTrial, is_reference: bool) -> tuple[float, ...]:
         """The costs of a network. With `beat`, a reference network counts as if it had this share of its costs."""
-        share = (self.proposals.beat or 1.0) if is_paper else 1.0
+        share = (self.proposals.beat or 1.0) if is_reference else 1.0
         return tuple(share * trial.user_attrs[name] for name in self.proposals.study.costs)
 
     def _mark_counting(self, contenders: list[Contender]) -> list[Contender]:
@@ -311,12 +311,12 @@ class Ladder:
                     expected = self._expected_seconds(first[identity], level)
                     waiting = [run.user_attrs.get("seconds", 0.0) for run in runs if not run.state.is_finished()]
                     rest += sum(max(0.0, expected - seconds) for seconds in waiting)
-        paper = (
+        references = (
             self._expected_seconds(trial, FULL)
             for identity, trial in first.items()
             if identity not in begun and self._point_of(trial) is not None
         )
-        return rest + max(self.seconds_left(FULL), sum(paper), 0.0)
+        return rest + max(self.seconds_left(FULL), sum(references), 0.0)
 
     def _read_runs(self) -> None:
         self._runs = {name: _by_network(study.optuna_trials()) for name, study in self.studies.items()}
@@ -325,22 +325,22 @@ class Ladder:
         """Training time of all later levels together."""
         return self.share / (1 - self.share) * self.seconds(SHORT)
 
-    def _next_seed(self, paper: Sequence[FrozenTrial], num_workers: int | None) -> Promotion | None:
+    def _next_seed(self, references: Sequence[FrozenTrial], num_workers: int | None) -> Promotion | None:
         """The next seed of a reference network at level `full`, if it is needed and there is time for it.
 
         Args:
-            paper: The trials of the reference networks; each has a run at level `full`.
+            references: The trials of the reference networks; each has a run at level `full`.
             num_workers: Choose none if there are so many runs at this level; None: do not count them.
         """
-        begun = {trial.number: len(self._runs[FULL][trial.user_attrs["id"]]) for trial in paper}
-        seconds = {trial.number: self._expected_seconds(trial, FULL) for trial in paper}
+        begun = {trial.number: len(self._runs[FULL][trial.user_attrs["id"]]) for trial in references}
+        seconds = {trial.number: self._expected_seconds(trial, FULL) for trial in references}
         left = self.seconds_left(FULL)
         if num_workers is not None:  # level `longer` and the networks to compare with need time as well
             if sum(map(len, self._runs[FULL].values())) >= num_workers:
                 return None
             left -= max(0.0, self.seconds_left(LONGER)) + sum(seconds.values())
         num_seeds = len(self.levels[FULL].seeds)
-        due = [trial for trial in paper if begun[trial.number] < num_seeds and seconds[trial.number] <= left]
+        due = [trial for trial in references if begun[trial.number] < num_seeds and seconds[trial.number] <= left]
         return self._promote(min(due, key=lambda trial: begun[trial.number]), FULL, None) if due else None
 
     def _is_first_in_training(self) -> bool:
@@ -359,14 +359,14 @@ class Ladder:
             if (complete := [trial for trial in trials if trial.user_attrs.get("status") == "completed"])
         }
 
-    def _near_front(self, first: Mapping[str, FrozenTrial], is_paper: Mapping[str, bool]) -> list[str]:
+    def _near_front(self, first: Mapping[str, FrozenTrial], is_reference: Mapping[str, bool]) -> list[str]:
         """Identities of the networks that accuracies are predicted for; all but those far behind in large studies."""
         cost = self.proposals.study.costs[0]
         accuracies = [trial.user_attrs["accuracy"] for trial in first.values()]
         near = closest_to_front(accuracies, [trial.user_attrs[cost] for trial in first.values()], MAX_MEASURED)
         known = list(first)
         later = {identity for name in self.levels if name != SHORT for identity in self._runs[name]}
-        kept = {known[i] for i in near} | later | {identity for identity in known if is_paper[identity]}
+        kept = {known[i] for i in near} | later | {identity for identity in known if is_reference[identity]}
         return [identity for identity in known if identity in kept]
 
     def _measured(self, trial: FrozenTrial) -> Measured:

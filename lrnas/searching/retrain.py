@@ -40,7 +40,7 @@ from lrnas.searching.setup import read_start, tell_few_images
 from lrnas.searching.trials_per_gpu import Measurement, share_gpus
 from lrnas.study.folder import LEVEL_FOLDERS, create_optuna_study, trials_folder
 from lrnas.study.ledger import Ledger
-from lrnas.study.levels import FULL, LONGER, compare_with_paper, level_study, read_level, read_short
+from lrnas.study.levels import FULL, LONGER, compare_with_references, level_study, read_level, read_short
 from lrnas.study.manifest import (
     RETRAINS,
     SETTINGS,
@@ -327,10 +327,10 @@ def _choose(search: Study, trials: Sequence[int | Trial], front: bool | None, po
             raise StudyError(f"{name} has no network of trial {given}; {known}; {command} shows the best ones")
         if trial.study.name.partition("@")[0] != name:
             raise StudyError(f"trials must be of {name}; got {trial!r}, one of {trial.study.name}; give that study")
-    paper = {point: Architecture.from_dict(value, point) for point, value in manifest["space"]["points"].items()}
-    names = {search.identify(network): point for point, network in reversed(paper.items())}
+    references = {point: Architecture.from_dict(value, point) for point, value in manifest["space"]["points"].items()}
+    names = {search.identify(network): point for point, network in reversed(references.items())}
     numbers = {trial.identity: trial.number for trial in reversed(summary.trials) if trial.status == "completed"}
-    networks = {search.identify(network): network for network in paper.values()} if points else {}
+    networks = {search.identify(network): network for network in references.values()} if points else {}
     best = _best(search, front) if wants_best else []
     kept = [by_number[number] for number in best if number in by_number]
     for trial in [*filter(None, wanted), *(kept or summary.front if wants_best else ())]:
@@ -347,7 +347,7 @@ def _best(search: Study, front: bool | None) -> list[int | None]:
     if front is None and search.beat is not None:
         rivals: dict[str, int | None] = {}
         for level in (finals, read_short(search)):  # a reference network may have no rival in the finals yet
-            for outcome in compare_with_paper(level, search.beat):
+            for outcome in compare_with_references(level, search.beat):
                 if outcome.rival is not None:
                     rivals.setdefault(outcome.point.name, outcome.rival.trial)
         if rivals:

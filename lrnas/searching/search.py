@@ -233,10 +233,10 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
                 measurement.end()
             events.started(proposals, budget, training.dense_macs())
             if later:
-                paper = "" if space.points.keys() <= set(beyond) else "; reference networks in any case"
+                others = "" if space.points.keys() <= set(beyond) else "; reference networks in any case"
                 logger.info(
                     f"then the best networks are trained in full, if {100 * settings.finals:.0f} % of all training "
-                    f"time is enough{paper}; --finals 0 leaves this out"
+                    f"time is enough{others}; --finals 0 leaves this out"
                 )
             from lrnas.searching.ray_tune import run_trials
 

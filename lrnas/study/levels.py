@@ -176,7 +176,7 @@ def read_short(search: Study) -> list[Final]:
         Final(
             identity=trial.identity,
             description=trial.description,
-            point=trial.point if trial.is_paper else None,
+            point=trial.point if trial.is_reference else None,
             trial=trial.number,
             macs=trial.macs,
             params=trial.params,
@@ -185,7 +185,7 @@ def read_short(search: Study) -> list[Final]:
             accuracies=(trial.accuracy,),
             costs=tuple(search.costs),
             latency=trial.latency,
-            known_as=None if trial.is_paper else trial.point,
+            known_as=None if trial.is_reference else trial.point,
         )
         for trial in search.trials
         if trial.status == "completed" and trial.accuracy is not None
@@ -194,7 +194,7 @@ def read_short(search: Study) -> list[Final]:
 
 
 @checked
-def compare_with_paper(finals: Sequence[Final], beat: float | None = None) -> list[Outcome]:
+def compare_with_references(finals: Sequence[Final], beat: float | None = None) -> list[Outcome]:
     """What the finals say about each reference network: the paper's in the spaces of lrnas, else the unchanged model.
 
     Args:

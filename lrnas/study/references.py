@@ -80,7 +80,7 @@ def find_network(source: str, studies: str | Path = "studies", storage: str | No
     if full := next((final for final in finals if final.identity == trial.identity and which != "best"), None):
         study = open_study(f"{name}@{SUFFIXES[FULL]}", storage=storage, studies=studies)
         trial = _find_number(study, full.runs[0], look)
-    if which == "best" and trial.is_paper:
+    if which == "best" and trial.is_reference:
         logger.info(f"{source} is {trial.point}, a reference network: {_best_found(study)}")
     return StudyNetwork(study, trial)
 
@@ -101,7 +101,7 @@ def _best_found(study: Study) -> str:
         finals = [final for final in _finals_of(study) if final.point is None]
         known = [(final.mean, -final.macs, f"{study.name}:{final.name}") for final in finals]
     else:
-        done = [trial for trial in study.trials if trial.status == "completed" and not trial.is_paper]
+        done = [trial for trial in study.trials if trial.status == "completed" and not trial.is_reference]
         known = [(trial.accuracy or 0.0, -trial.macs, f"{study.name}:{trial.number}") for trial in done]
     accuracy, _, name = max((one for one in known if math.isfinite(one[0])), default=(0.0, 0, ""))
     return (

@@ -148,7 +148,7 @@ class Retrained:
         return sum(final.open + final.failed for final in self.finals)
 
     @property
-    def num_paper(self) -> int:
+    def num_references(self) -> int:
         """Number of reference networks that were tested."""
         return sum(final.point is not None and bool(final.accuracies) for final in self.finals)
 
@@ -219,7 +219,7 @@ def find_shown(study: Study) -> Retrained | None:
     It is the one with the most tested reference networks; of several such ones, the one used last.
     """
     found = [read_retrained(study, recipe) for recipe in reversed(retrained_recipes(study))]
-    return max(filter(None, found), key=lambda each: each.num_paper, default=None)
+    return max(filter(None, found), key=lambda each: each.num_references, default=None)
 
 
 def gather_runs(study: optuna.Study, recipe: str, searched: optuna.Study | None) -> list[Final]:

@@ -143,7 +143,7 @@ class Trial(NotebookView):
         return f"run {self.number} of {self.study.name}" + ("" if self.trial is None else f", trial {self.trial}")
 
     @property
-    def is_paper(self) -> bool:
+    def is_reference(self) -> bool:
         """Whether it is a reference network: one of the paper's in the spaces of lrnas, else the unchanged model."""
         return self.point in self.study.manifest["space"]["points"]
 
@@ -547,7 +547,7 @@ class Study(NotebookView):
                 f"no trained network of {self.name} is within these limits; the closest one, {near.title}, has "
                 f"{costs}{latency}; raise them{others}"
             )
-        return max(fits, key=lambda fit: (fit[0], not fit[1].is_paper, -fit[1].macs))[1]
+        return max(fits, key=lambda fit: (fit[0], not fit[1].is_reference, -fit[1].macs))[1]
 
     def to_pandas(self) -> pd.DataFrame:
         """A table with one row per trial or run, and the architecture as JSON.

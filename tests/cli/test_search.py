@@ -47,12 +47,12 @@ def test_the_table_and_its_data_have_the_same_networks(studies: Path, capsys: py
     assert main(["front", "s", "--studies", str(studies), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert list(shown)[:3] == ["study", "level", "front"] and list(shown)[-1] == "manifest"
-    assert [(row["point"], row["on_front"]) for row in shown["paper"]] == [("nin-c3-lr", True), ("nin", False)]
-    assert all(row.keys() == shown["front"][0].keys() for row in shown["paper"])
+    assert [(row["point"], row["on_front"]) for row in shown["references"]] == [("nin-c3-lr", True), ("nin", False)]
+    assert all(row.keys() == shown["front"][0].keys() for row in shown["references"])
     rows = [line.strip() for line in table.splitlines() if "," in line and "%" in line]
     marks = {row.split()[0]: row.rsplit("  ", 1)[1] for row in rows}
     assert marks == {row["point"]: "front" for row in shown["front"]} | {
-        row["point"]: "front, reference" if row["on_front"] else "beaten, reference" for row in shown["paper"]
+        row["point"]: "front, reference" if row["on_front"] else "beaten, reference" for row in shown["references"]
     }
 
 
@@ -321,7 +321,7 @@ def test_an_old_study_without_points_is_read_and_its_shares_refer_to_the_unchang
     assert row[5] == f"{cost(SPACE.uniform['lr-x0.25'])['macs'] / cost(SPACE.points['nin'])['macs']:.3f}"
     data = make_report([open_study("s", studies=tmp_path)]).to_dict()
     (shown,) = data["studies"]
-    assert shown["dense"]["name"] == name and not any(network["is_paper"] for network in shown["networks"])
+    assert shown["dense"]["name"] == name and not any(network["is_reference"] for network in shown["networks"])
     with pytest.raises(StudyError, match="s was begun with other settings"):  # it cannot be continued
         check_manifest(study.optuna_study, study.manifest)
 

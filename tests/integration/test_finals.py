@@ -9,7 +9,7 @@ from optuna.trial import FrozenTrial, TrialState
 from searches import Search, read_front
 
 from lrnas.exporting.sources import find_source
-from lrnas.study.levels import compare_with_paper, read_level
+from lrnas.study.levels import compare_with_references, read_level
 from lrnas.study.open import open_study
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_processes_left")]
@@ -69,7 +69,7 @@ def test_killed_finals_continue(tmp_path: Path) -> None:
     study = open_study("s", studies=tmp_path / "studies")
     finals = {final.name: final for final in read_level(study)}
     assert finals["quarter"].seeds == (1000, 1001) and finals["quarter"].point == "quarter"
-    (outcome,) = compare_with_paper(list(finals.values()), study.beat)
+    (outcome,) = compare_with_references(list(finals.values()), study.beat)
     assert outcome.rival is None or outcome.rival.promised
     assert study.beat == 0.9 and str(outcome) in log
     assert study.spent() == 3 and all(trial.epochs == 1 for trial in study.trials if trial.status == "completed")

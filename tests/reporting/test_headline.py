@@ -37,7 +37,7 @@ def with_accuracies(study: StudyReport, accuracies: dict[str, float], others: fl
 
 
 def test_the_cheapest_network_that_is_as_accurate_as_the_dense_one(study: StudyReport) -> None:
-    found = {one.name: one for one in study.networks if not one.is_paper}
+    found = {one.name: one for one in study.networks if not one.is_reference}
     cheap, dear, *_ = sorted(found, key=lambda name: found[name].trial.macs)
     changed = with_accuracies(study, {"nin": 0.9815, cheap: 0.9861, dear: 0.99}, others=0.5)
     headline = make_headline(changed, "macs")
@@ -51,7 +51,7 @@ def test_the_cheapest_network_that_is_as_accurate_as_the_dense_one(study: StudyR
 def test_the_most_accurate_cheaper_network_if_none_is_as_accurate(study: StudyReport) -> None:
     dense = study.study.dense_macs
     assert dense is not None
-    found = {one.name: one for one in study.networks if not one.is_paper}
+    found = {one.name: one for one in study.networks if not one.is_reference}
     dear = max(found, key=lambda name: found[name].trial.macs)
     half = min(found, key=lambda name: abs(found[name].trial.macs - dense / 2))
     changed = with_accuracies(study, {"nin": 0.98, half: 0.97, "nin-c3": 0.975, dear: 0.979}, others=0.5)

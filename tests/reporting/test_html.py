@@ -85,7 +85,7 @@ def lab(colour: str) -> np.ndarray:
 
 def test_a_colour_has_one_meaning() -> None:
     style = (ASSETS / "page.css").read_text(encoding="utf-8")
-    found = {name: re.findall(rf"--{name}: (#\w+)", style) for name in ("found", "paper", "muted", "ink")}
+    found = {name: re.findall(rf"--{name}: (#\w+)", style) for name in ("found", "reference", "muted", "ink")}
     assert all(len(set(shades)) == 2 for shades in found.values())  # light and dark
     for i in range(2):
         meanings = [*SHADES.values(), *(shades[i] for shades in found.values())]
@@ -314,7 +314,7 @@ def test_the_page_on_paper(browser: Any, tmp_path: Path, name: str, landscape: b
         (text,) = (text for text in texts if f"{title}\n" in text)
         return text.partition(f"{title}\n")[2]
 
-    points = {network["name"] for network in study["networks"] if network["is_paper"]}
+    points = {network["name"] for network in study["networks"] if network["is_reference"]}
     assert points == {"nin", "nin-c3", "nin-c3-lr"} <= set(of("Accuracy against cost").split())
     costs = [network["macs"] / 1e6 for network in study["networks"] if network["on_front"]]
     columns = of("Layers of the networks on the front").replace("\n", "")  # rotated numbers come in pieces
@@ -519,7 +519,7 @@ def test_rings_and_line_show_two_fronts_in_a_browser(browser: Any, tmp_path: Pat
     tab = Tab(browser, file, 1400, 900)
     page = tab.page
     ringed = "byId('front').data.filter((one) => one.marker?.line).map((one) => [one.name, one.x.length])"
-    on_front = [network.is_paper for network in networks if network.trial.on_front]
+    on_front = [network.is_reference for network in networks if network.trial.on_front]
     assert page.evaluate(ringed) == [["on the front", on_front.count(False)], ["reference", on_front.count(True)]]
     legend = page.locator("#front .legend").text_content()
     assert "best for the cost shown" in legend and "9 epochs of training" in legend
@@ -558,7 +558,7 @@ def test_rings_are_of_the_accuracies_that_are_shown_in_a_browser(browser: Any, t
     make_finals(search, {"nin-c3-lr": (0.95, 0.96), "lr-x0.25": (0.97,)})
     plain = fill_study(tmp_path, 8, name="plain", storage=f"journal:{tmp_path / 'journal'}")
     ringed = (
-        "byId('front').data.filter((one) => one.marker?.line && ['0', 'paper', undefined].includes(one.legendgroup))"
+        "byId('front').data.filter((one) => one.marker?.line && ['0', 'reference', undefined].includes(one.legendgroup))"
         ".flatMap((one) => one.y).map((value) => Math.round(10 * value)).sort()"
     )
     for studies, expected in (([search], [970]), ([search, plain], [700, 800, 900])):
@@ -781,7 +781,7 @@ def test_many_points_are_painted_as_one_element(browser: Any, tmp_path: Path) ->
     file = write_page(tmp_path, 800)
     networks = read_data(file.read_text(encoding="utf-8"))["studies"][0]["networks"]
     full = [network for network in networks if network["is_full"]]
-    plain = [network for network in full if not network["on_front"] and not network["is_paper"]]
+    plain = [network for network in full if not network["on_front"] and not network["is_reference"]]
     stopped = [network for network in networks if network["is_partial"]]
     tab = Tab(browser, file, 1400, 900)
     page = tab.page

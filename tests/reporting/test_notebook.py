@@ -135,7 +135,7 @@ def test_a_retraining_shows_its_networks_and_verdicts(tmp_path: Path) -> None:
     runs = retraining(search)
     html = runs.study._repr_html_()
     assert "0 of 0 networks tested" in html and html.count("s@fast") == 1
-    chosen = [Chosen(t.identity, t.architecture, t.point if t.is_paper else None, t.number) for t in trials]
+    chosen = [Chosen(t.identity, t.architecture, t.point if t.is_reference else None, t.number) for t in trials]
     runs.enqueue(chosen, range(1, 3), {t.identity: {"macs": t.macs, "params": t.params} for t in trials})
     for accuracy in (0.90, 0.91, 0.95):
         finish(runs, accuracy)

@@ -26,7 +26,7 @@ def test_every_network_has_the_numbers_that_the_terminal_shows(again: tested.Tes
     assert len(finals) == len(again.retrained.finals) == len(again.finals) + 1
     last = finals["nin-c3-lr"]
     assert [last[name] for name in ("diverged", "failed", "open", "reason")] == [1, 2, 3, "out of memory"]
-    assert (last["mean"], last["deviation"], last["is_paper"]) == (0.93, None, True)
+    assert (last["mean"], last["deviation"], last["is_reference"]) == (0.93, None, True)
     assert finals["nin"]["share"] == 1 and 0 < last["share"] < 1
     assert {final["trial"]: final["mark"] for final in finals.values() if final["mark"]} == {FOUND: "front"}
     assert [finals[name]["runs"] for name in ("nin", "nin-c3-lr", "other")] == [[0, 1, 2], [20], []]

@@ -67,8 +67,8 @@ def machine(**changes: object) -> _Machine:
     return _Machine(**{**known, **changes})
 
 
-def trial(macs: float, is_paper: bool = False) -> _Trial:
-    return _Trial(macs, 1.0, is_paper, not is_paper)
+def trial(macs: float, is_reference: bool = False) -> _Trial:
+    return _Trial(macs, 1.0, is_reference, not is_reference)
 
 
 def test_the_time_of_a_training_follows_its_macs_epochs_and_images() -> None:
@@ -114,7 +114,7 @@ def test_finals_take_their_share_of_the_time_and_compare_with_the_paper() -> Non
     assert 0.8 * seconds[SHORT] < later < 1.2 * seconds[SHORT]
     assert 0.1 * later < seconds[LONGER] < 0.3 * later
     assert all(any(run.macs == macs for run in runs[FULL]) for macs in (10, 8))
-    assert any(not run.is_paper for run in runs[FULL])
+    assert any(not run.is_reference for run in runs[FULL])
     # a small budget has no time for this: each of the paper's networks and one that costs no more are trained once
     few = _plan([trial(10, True), trial(8, True), trial(5)], here, {SHORT: LEVELS[SHORT], FULL: LEVELS[FULL]}, 0.2)
     assert sorted(run.macs for run in few[FULL]) == [5, 8, 10]
@@ -349,7 +349,7 @@ def test_a_dry_run_writes_nothing(
     assert main([*command, "--dry-run", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     named = {network["name"]: network for network in found["networks"]}
-    assert named["nin"]["share"] == 1.0 and named["nin"]["beyond"] == ["max_macs"] and named["nin"]["is_paper"]
-    assert named["lr-x0.25"]["beyond"] == [] and not named["lr-x0.25"]["is_paper"]
+    assert named["nin"]["share"] == 1.0 and named["nin"]["beyond"] == ["max_macs"] and named["nin"]["is_reference"]
+    assert named["lr-x0.25"]["beyond"] == [] and not named["lr-x0.25"]["is_reference"]
     assert found["train_images"] == 40 * 3 and found["levels"][0]["runs"] == 5
     assert found["seconds"]["0"] > found["packing_seconds"] > 0 and found["disk"]["pack"] > 0

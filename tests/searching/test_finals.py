@@ -25,7 +25,7 @@ from lrnas.searching.settings import InvalidSettings, SearchSettings
 from lrnas.searching.setup import SearchTraining
 from lrnas.study.folder import delete_study, trials_folder
 from lrnas.study.ledger import Ledger
-from lrnas.study.levels import compare_with_paper, level_study, read_level, tell_below
+from lrnas.study.levels import compare_with_references, level_study, read_level, tell_below
 from lrnas.study.manifest import OtherSettings, StudyError
 from lrnas.study.open import open_search, open_study
 from lrnas.study.references import find_network
@@ -77,11 +77,11 @@ def test_the_papers_network_is_first_and_what_follows_was_promised() -> None:
     assert on_front and all(final.seeds == (1000, 1001, 1002) for final in on_front)
     runs_of = [run.user_attrs for run in runs.study.optuna_trials() if run.user_attrs["id"] == on_front[0].identity]
     assert len({tuple(known["promised"]) for known in runs_of}) == 1  # what was promised first
-    (outcome,) = compare_with_paper(finals)
+    (outcome,) = compare_with_references(finals)
     assert outcome.rival is not None and f"measured {100 * outcome.rival.mean:.2f} ±" in str(outcome)
     assert "promised" in str(outcome) and outcome.to_dict()["point"]["name"] == "nin-c3-lr"
     timed = [replace(final, costs=("latency",), latency=final.params / 1e5) for final in finals]
-    (outcome,) = compare_with_paper(timed)
+    (outcome,) = compare_with_references(timed)
     assert outcome.rival is not None and outcome.rival.latency is not None and outcome.point.latency is not None
     assert f" at {outcome.rival.latency / outcome.point.latency:.3f} of its latency: promised" in str(outcome)
     # the search itself is as before: no accuracy of another level is among its trials

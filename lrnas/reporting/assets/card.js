@@ -92,7 +92,7 @@ function cardLine(title, line) {
 
 function drawCardCurve(study, network) {
   const trace = { type: "scatter", mode: "lines+markers", x: network.curve.map((_, i) => i + 1), y: network.curve.map((value) => 100 * value),
-    line: { color: studyColour(page.data.studies.indexOf(study), network.is_paper) }, hovertemplate: "%{y:.2f} % after %{x}<extra></extra>" };
+    line: { color: studyColour(page.data.studies.indexOf(study), network.is_reference) }, hovertemplate: "%{y:.2f} % after %{x}<extra></extra>" };
   Plotly.newPlot("card-curve", [trace], makeLayout({ ...sizeOnPaper(byId("card-curve")),
     xaxis: { title: { text: "epoch" }, ...epochTicks(study.epochs), range: [0.8, Math.max(study.epochs, network.curve.length) + 0.2] }, yaxis: { title: { text: "%" } },
     shapes: study.rungs.map((rung) => ({ type: "line", x0: rung, x1: rung, yref: "paper", y0: 0, y1: 1, line: { color: colour("--muted"), dash: "dot", width: 1 } })),

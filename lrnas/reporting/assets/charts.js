@@ -58,7 +58,7 @@ function draw(id, label, traces, layout) {
 const shadeOf = (i) => page.data.palette[i % page.data.palette.length];
 const hasSeveral = () => page.data.studies.length > 1;
 /** Colour of the networks that a study found, and of the reference networks in it; that of its front. */
-const studyColour = (i, isPaper = false) => (hasSeveral() ? shadeOf(i) : colour(isPaper ? "--paper" : "--found"));
+const studyColour = (i, isReference = false) => (hasSeveral() ? shadeOf(i) : colour(isReference ? "--reference" : "--found"));
 const frontColour = (i) => (hasSeveral() ? shadeOf(i) : colour("--ink"));
 const objectiveLabel = (name) => ({ macs: "MACs", params: "parameters" })[name] ?? name;
 const currentAxis = () => page.data.axes.find((axis) => axis.name === page.axis);
@@ -193,7 +193,7 @@ function markedCosts(studies, axis, drawn) {
   const isSame = new Set(studies.map(({ dense }) => dense?.name)).size < 2;
   for (const { name, dense, networks } of studies) {
     const whose = isSame ? "" : ` of ${name}`;
-    for (const network of networks) if (network.is_paper && network.status === "limit") marks.set(network.name, [network[axis.name], "beyond the limit"]);
+    for (const network of networks) if (network.is_reference && network.status === "limit") marks.set(network.name, [network[axis.name], "beyond the limit"]);
     if (dense && !marks.has(dense.name)) marks.set(dense.name, [dense[axis.name], `the dense network${whose}`]);
   }
   return [...marks].filter(([name, [value]]) => value != null && !drawn.has(name)).map(([name, [value, remark]]) => ({ x: value / axis.unit, text: `${name}, ${remark}` }));
@@ -212,7 +212,7 @@ function drawFront() {
   const { studies } = page.data;
   const several = studies.length > 1;
   const traces = [];
-  const every = { full: [], partial: [], paper: [] };
+  const every = { full: [], partial: [], reference: [] };
   // accuracies of different levels of training are never in one line: either all studies show their finals, or none does
   const isFinal = studies.every((study) => study.finals.length);
   const isRinged = ({ network }) => (isFinal ? network.on_final_front : network.on_front);
@@ -230,19 +230,19 @@ function drawFront() {
     }
     traces.push({ type: "scatter", mode: "lines", name: "best for the cost shown", legendrank: 1001, x: steps.map((p) => p.x), y: steps.map((p) => p.y),
       line: { shape: "hv", color: frontColour(i), width: 1.2 }, hoverinfo: "skip", ...(several ? group : {}) });
-    const found = full.filter((p) => !p.network.is_paper);
-    const paper = full.filter((p) => p.network.is_paper);
+    const found = full.filter((p) => !p.network.is_reference);
+    const references = full.filter((p) => p.network.is_reference);
     // one style for all points of a trace: Plotly draws this several times faster than one style per point
     const marker = { color: studyColour(i), size: 8 };
     traces.push(asDots(pointTrace(found.filter((p) => !isRinged(p)), name, marker, { legendgroup: String(i) })));
     const line = { color: colour("--ink"), width: 1.3 };
     traces.push(pointTrace(found.filter(isRinged), "on the front", { ...marker, size: 10, line }, several ? group : {}));
     const diamond = { symbol: "diamond", size: 11, color: studyColour(i, true) };
-    const [on, off] = [paper.filter(isRinged), paper.filter((p) => !isRinged(p))];
-    const shown = several ? group : { legendgroup: "paper" };
+    const [on, off] = [references.filter(isRinged), references.filter((p) => !isRinged(p))];
+    const shown = several ? group : { legendgroup: "reference" };
     if (off.length) traces.push(pointTrace(off, "reference", diamond, shown));
     if (on.length) traces.push(pointTrace(on, "reference", { ...diamond, line }, { ...shown, showlegend: !several && !off.length }));
-    every.full.push(...full); every.partial.push(...partial); every.paper.push(...paper);
+    every.full.push(...full); every.partial.push(...partial); every.reference.push(...references);
   });
   const isEmpty = !every.full.length && !every.partial.length;
   byId("front").hidden = byId("front-what").hidden = isEmpty;
@@ -255,15 +255,15 @@ function drawFront() {
     ? "Validation accuracy after full training, mean and standard deviation over seeds. Faint: all networks after the short training of the search, one seed."
     : `Validation accuracy in the search, one seed. Solid: after ${trainings}. Faint: stopped early, with the last accuracy.${studies.some((study) => study.finals.length) ? " For studies with finals, networks and front are those of the short training, before the finals." : ""}`;
   byId("front-objectives").textContent = [...new Set(studies.map((study) => study.objectives.map(objectiveLabel).join(", ")))].join("; ");
-  const marks = markedCosts(studies, currentAxis(), new Set(every.paper.map((p) => p.network.name)));
+  const marks = markedCosts(studies, currentAxis(), new Set(every.reference.map((p) => p.network.name)));
   const shown = page.showPartial || !every.full.length ? every.partial : [];
   const ranges = frontRanges(every.full, shown, marks.map((mark) => mark.x));
   const outside = page.showPartial ? every.partial.filter((p) => !isBetween(p.y, ranges.y)).length : 0;
   byId("front-outside").textContent = outside ? `Not shown: ${whole(outside)} of ${whole(every.partial.length)} networks ${faint}, whose accuracies are outside the axis.` : "";
-  const named = [...new Map(every.paper.map((p) => [several ? p.network.name + p.x + p.y : p.network.name, p])).values()];
+  const named = [...new Map(every.reference.map((p) => [several ? p.network.name + p.x + p.y : p.network.name, p])).values()];
   const fewOf = ({ best }) => new Set(several ? [] : best);
   const isHeadline = (network) => network.number === network.study.headline;
-  const few = every.full.filter((p) => !p.network.is_paper && (isHeadline(p.network) || fewOf(p.network.study).has(p.network.number)));
+  const few = every.full.filter((p) => !p.network.is_reference && (isHeadline(p.network) || fewOf(p.network.study).has(p.network.number)));
   const top = Math.max(...every.full.map((p) => p.y));
   const best = Math.max(...[...every.full, ...every.partial].map((p) => p.y));
   const label = `Validation accuracy against ${currentAxis().label}: ${every.full.length} networks ${isFinal ? "trained in full" : `after ${trainings}`}, ${every.partial.length} ${faint}, ` +
@@ -272,8 +272,8 @@ function drawFront() {
     xaxis: { title: { text: currentAxis().label }, type: page.scale, range: ranges.x, ...costTicks("front", ranges.x) },
     yaxis: { title: { text: "validation accuracy, %" }, range: ranges.y },
     shapes: costMarks(marks).shapes,
-    annotations: [...costMarks(marks).annotations, ...nameNotes("front", [...named, ...few].map((p) => ({ x: p.x, y: p.y, bar: p.bar, text: p.network.name, canMiss: !p.network.is_paper && !isHeadline(p.network) && p.y < top })),
-      every.full.filter((p) => !p.network.is_paper && !few.includes(p)), traces, ranges)],
+    annotations: [...costMarks(marks).annotations, ...nameNotes("front", [...named, ...few].map((p) => ({ x: p.x, y: p.y, bar: p.bar, text: p.network.name, canMiss: !p.network.is_reference && !isHeadline(p.network) && p.y < top })),
+      every.full.filter((p) => !p.network.is_reference && !few.includes(p)), traces, ranges)],
   });
 }
 
@@ -341,7 +341,7 @@ function drawCurves() {
   const groups = new Map();
   study.networks.forEach((network, i) => {
     if (!network.curve.length || !(network.is_full || network.is_partial)) return;
-    const name = !network.is_full ? `stopped after ${network.epochs}` : network.is_paper ? "reference" : network.on_front ? "on the front" : "not stopped";
+    const name = !network.is_full ? `stopped after ${network.epochs}` : network.is_reference ? "reference" : network.on_front ? "on the front" : "not stopped";
     if (!groups.has(name)) groups.set(name, { x: [], y: [], customdata: [], text: [] });
     const group = groups.get(name);
     network.curve.forEach((value, epoch) => {

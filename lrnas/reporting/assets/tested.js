@@ -97,12 +97,12 @@ function drawTestedChart() {
     });
     traces.push({ type: "scatter", mode: "lines", name: "best for the cost shown", legendrank: 1001, x: steps.map((p) => p.x), y: steps.map((p) => p.y), showlegend: !several,
       line: { shape: "hv", color: isShaded ? shade : colour("--ink"), width: 1.2 }, hoverinfo: "skip", ...group });
-    for (const isPaper of [false, true]) {
-      const some = places.filter((p) => p.final.is_paper === isPaper);
-      const marker = { color: isShaded ? shade : colour(isPaper ? "--paper" : "--found"), size: isPaper ? 10 : 9 };
+    for (const isReference of [false, true]) {
+      const some = places.filter((p) => p.final.is_reference === isReference);
+      const marker = { color: isShaded ? shade : colour(isReference ? "--reference" : "--found"), size: isReference ? 10 : 9 };
       const solid = some.filter((p) => p.final.accuracies.length > 1);
       const hollow = some.filter((p) => p.final.accuracies.length === 1);
-      const [name, symbol] = isPaper ? ["reference", "diamond"] : ["found", "circle"];
+      const [name, symbol] = isReference ? ["reference", "diamond"] : ["found", "circle"];
       if (solid.length) traces.push(traceOf(name, solid, { ...marker, symbol }));
       if (hollow.length) traces.push({ ...traceOf(name, hollow, { ...marker, symbol: `${symbol}-open` }), showlegend: !solid.length });
     }
@@ -121,8 +121,8 @@ function drawTestedChart() {
     xaxis: { title: { text: axis.label }, type: page.scale, range: ranges.x, ...costTicks("tested", ranges.x) },
     yaxis: { title: { text: "test accuracy, %" }, range: ranges.y },
     shapes: costMarks(marks).shapes,
-    annotations: [...costMarks(marks).annotations, ...nameNotes("tested", every.filter((p) => p.final.is_paper || p.final.mark).map((p) => ({ ...p, text: p.final.name, canMiss: !p.final.is_paper })),
-      every.filter((p) => !p.final.is_paper && !p.final.mark), traces, ranges)],
+    annotations: [...costMarks(marks).annotations, ...nameNotes("tested", every.filter((p) => p.final.is_reference || p.final.mark).map((p) => ({ ...p, text: p.final.name, canMiss: !p.final.is_reference })),
+      every.filter((p) => !p.final.is_reference && !p.final.mark), traces, ranges)],
   });
 }
 
@@ -139,7 +139,7 @@ function drawVerdicts() {
   const several = tested.length > 1;
   const points = (value) => (value == null ? "–" : (value < 0 ? "−" : "+") + Math.abs(100 * value).toFixed(2));
   const rows = tested.flatMap((one) => one.verdicts.map((verdict) => {
-    const own = one.finals.find((final) => final.is_paper && final.name === verdict.point);
+    const own = one.finals.find((final) => final.is_reference && final.name === verdict.point);
     return [trialLink(one.study, own?.trial, verdict.point), ...(several ? [one.name] : []), verdict.kind,
       verdict.rival == null ? "–" : trialLink(one.study, verdict.trial, verdict.rival), formatShare(verdict.share),
       points(verdict.difference), verdict.interval == null ? "–" : verdict.interval.map(points).join(" to "),
@@ -157,7 +157,7 @@ function drawTestedTable() {
   const finals = tested.flatMap((one) => one.finals.map((final) => ({ one, final })));
   const further = ["diverged", "failed", "open"].filter((name) => finals.some(({ final }) => final[name]));
   const rows = finals.map(({ one, final }) => {
-    const notes = [final.mark, final.is_paper && "reference", final.reason && `last error: ${final.reason}`].filter(Boolean);
+    const notes = [final.mark, final.is_reference && "reference", final.reason && `last error: ${final.reason}`].filter(Boolean);
     return [trialLink(one.study, final.trial, finalTitle(final)), ...(several ? [one.name] : []), whole(final.macs), formatShare(final.share), whole(final.params),
        testAccuracy(final), String(final.accuracies.length), final.runs.join(", "),
       ...further.map((name) => String(final[name])), notes.join(", ")];

@@ -58,7 +58,7 @@ class _Dot:
     """A network in a figure of accuracy against cost."""
 
     position: style.Position
-    paper_name: str | None
+    reference_name: str | None
     """Name of a reference network; None for a network that was found."""
     on_front: bool
     label: str | None = None
@@ -99,7 +99,7 @@ def plot_front(report: Report, path: style.Files) -> Figure:
         dots = [
             _Dot(
                 (value / cost.unit, 100 * (network.trial.accuracy or 0.0)),
-                network.name if network.is_paper else None,
+                network.name if network.is_reference else None,
                 network.trial.on_front,
                 network.name if network.trial.number in few else None,
                 second_cost=0.0 if second is None else (network.cost(second.name) or 0.0) / second.unit,
@@ -235,14 +235,14 @@ def plot_curves(study: StudyReport, path: style.Files) -> Figure:
     if not trained:
         raise StudyError(f"{study.name} has no training curve to show; let the search run until a network is trained")
     front = {network.name for network in study.full if network.trial.on_front}  # by these trainings, not by the finals
-    special = front | {network.name for network in trained if network.is_paper}
+    special = front | {network.name for network in trained if network.is_reference}
     figure = style.make_figure(7, 4.5)
     axes = figure.subplots()
     for label, colour, width, some in (
         ("stopped early", "0.75", 0.7, [one for one in trained if not one.is_full]),
         ("completed", "tab:blue", 0.9, [one for one in trained if one.is_full and one.name not in special]),
-        ("on the front", "0.15", 1.4, [one for one in trained if one.name in front and not one.is_paper]),
-        ("reference", "tab:red", 1.4, [one for one in trained if one.is_full and one.is_paper]),
+        ("on the front", "0.15", 1.4, [one for one in trained if one.name in front and not one.is_reference]),
+        ("reference", "tab:red", 1.4, [one for one in trained if one.is_full and one.is_reference]),
     ):
         if not some:
             continue
@@ -388,12 +388,12 @@ def _mark_costs(
 
     Call it before `_draw_networks`: it can widen the axis, and the legend and names are placed around its texts.
     """
-    named = {dot.paper_name for _, _, dots in groups for dot in dots}
+    named = {dot.reference_name for _, _, dots in groups for dot in dots}
     marks = {}
     for study in studies:
         dense, networks = study.study.dense_cost, {network.name: network for network in study.networks}
         for name, network in networks.items():
-            if network.is_paper and network.trial.status == "limit":
+            if network.is_reference and network.trial.status == "limit":
                 marks[name] = (network.cost(cost.name), why)
         if (baseline := study.study.baseline) is not None and baseline not in marks:
             known = networks[baseline].cost(cost.name) if baseline in networks else getattr(dense, cost.name, None)
@@ -456,7 +456,7 @@ def _draw_networks(
         place: dict[str, Any] = {"marker": marker, "s": scale * MARKERS[marker], "zorder": LAYERS[marker]}
         rings: list[style.Position] = []
         for _, colour, dots in groups:
-            some = [dot for dot in dots if (dot.paper_name is not None) == (marker == "D")]
+            some = [dot for dot in dots if (dot.reference_name is not None) == (marker == "D")]
             if not some:
                 continue
             x, y = zip(*(dot.position for dot in some), strict=True)
@@ -475,7 +475,7 @@ def _draw_networks(
             axes.scatter(x, y, **place, facecolors="none", edgecolors="0.15", linewidths=1.2, label=front)
             front = ""  # one entry in the legend
     every = [dot for _, _, dots in groups for dot in dots]
-    named = [(name, dot.position) for dot in every if (name := dot.paper_name or dot.label) is not None]
+    named = [(name, dot.position) for dot in every if (name := dot.reference_name or dot.label) is not None]
     steps = [find_staircase(dot.position for dot in dots) for _, _, dots in groups]
     if colours is None:  # else two costs are shown, and there is no staircase
         for (name, colour, _), corners in zip(groups, steps, strict=True):
@@ -483,7 +483,7 @@ def _draw_networks(
                 look = {"color": colour or "0.15", "lw": 1.2, "zorder": 2}
                 label = style.legend_text(name) if several else BEST
                 axes.step(*zip(*corners, strict=True), where="post", **look, label=label)
-    if several and any(dot.paper_name is not None for dot in every):
+    if several and any(dot.reference_name is not None for dot in every):
         axes.plot([], [], "D", color="0.4", label="reference")
     if several and any(len(corners) > 1 for corners in steps):
         axes.plot([], [], color="0.5", lw=1.2, label=BEST)
@@ -494,7 +494,7 @@ def _draw_networks(
     axes.grid(True, which="both", alpha=0.25)
     style.settle_layout(style.figure_of(axes))
     add_legend(axes, below=True)
-    barred = [dot.position for dot in every if dot.deviation is not None and (dot.paper_name or dot.label) is None]
+    barred = [dot.position for dot in every if dot.deviation is not None and (dot.reference_name or dot.label) is None]
     name_positions(axes, named, barred)  # a name beside an error bar would be read as its name
 
 

@@ -97,18 +97,18 @@ def test_lines_to_points_do_not_cross_other_names() -> None:
     """A search in which two of the paper's networks lie side by side, among others, once had such a line."""
     with (RESULTS / "search" / "vgg11-cifar10.csv").open(newline="", encoding="utf-8") as stream:
         rows = [row for row in csv.DictReader(stream) if row["status"] == "completed"]
-    places: dict[str, list[Position]] = {"paper": [], "found": [], "front": []}
+    places: dict[str, list[Position]] = {"reference": [], "found": [], "front": []}
     named: list[tuple[str, Position]] = []
     for row in rows:
         place = int(row["macs"]) / 1e6, 100 * float(row["accuracy"])
-        is_paper = row["point"].startswith("vgg")
-        named += [(row["point"], place)] if is_paper else []
-        places["paper" if is_paper else "found"].append(place)
+        is_reference = row["point"].startswith("vgg")
+        named += [(row["point"], place)] if is_reference else []
+        places["reference" if is_reference else "found"].append(place)
         places["front"] += [place] if row["on_front"] == "True" else []
     figure = make_figure(*FRONT_SIZE)
     axes = figure.subplots()
     axes.scatter(*zip(*places["found"], strict=True), s=26, label="trained in full")
-    axes.scatter(*zip(*places["paper"], strict=True), s=48, marker="D", label="reference")
+    axes.scatter(*zip(*places["reference"], strict=True), s=48, marker="D", label="reference")
     axes.step(*zip(*sorted(places["front"]), strict=True), where="post", label="front")
     axes.set_ylim(66.2, 89.3)
     axes.set(xscale="log", xlabel="cost", ylabel="accuracy", title="vgg11-cifar10")

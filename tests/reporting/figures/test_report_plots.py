@@ -222,7 +222,7 @@ def test_curves_after_finals_are_those_of_the_short_training(tmp_path: Path, mon
 
 def test_thousands_of_curves_are_few_lines(report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = report.studies[0]
-    some = [network for network in study.full if not network.is_paper and not network.trial.on_front]
+    some = [network for network in study.full if not network.is_reference and not network.trial.on_front]
     many = replace(study, networks=tuple(some[i % len(some)] for i in range(1050)))
     axes = drawn_by(monkeypatch, lambda: plot_curves(many, tmp_path / "curves.svg"))
     (lines,) = axes.collections
@@ -481,7 +481,7 @@ def test_reference_networks_look_different_in_every_study(
 ) -> None:
     axes = drawn_by(monkeypatch, lambda: plot_front(report, tmp_path / "fronts.svg"))
     full = [network for study in report.studies for network in study.full]
-    papers = sorted((network.name, network.trial.macs / 1e6) for network in full if network.is_paper)
+    papers = sorted((network.name, network.trial.macs / 1e6) for network in full if network.is_reference)
     assert len(papers) == 6 and sorted((note.get_text(), note.xy[0]) for note in axes.texts) == [
         (name, pytest.approx(macs)) for name, macs in papers
     ]
@@ -490,7 +490,7 @@ def test_reference_networks_look_different_in_every_study(
     for collection in (one for one in axes.collections if one not in rings_of(axes)):
         (path,) = collection.get_paths()
         points[np.array_equal(path.vertices, diamond)] += [x for x, _ in collection.get_offsets()]
-    others = [network.trial.macs / 1e6 for network in full if not network.is_paper]
+    others = [network.trial.macs / 1e6 for network in full if not network.is_reference]
     assert sorted(points[True]) == pytest.approx(sorted(macs for _, macs in papers))
     assert sorted(points[False]) == pytest.approx(sorted(others))
     shown = [text.get_text() for text in axes.get_legend().get_texts()]
