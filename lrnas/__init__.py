@@ -47,7 +47,11 @@ if TYPE_CHECKING:
     from lrnas.sampling.front_sampler import FrontSampler as FrontSampler
     from lrnas.searching.estimate import Estimate as Estimate, estimate as estimate
     from lrnas.searching.proposals import distributions_of as distributions_of
-    from lrnas.searching.retrain import retrain as retrain
+    from lrnas.searching.retrain import (
+        RetrainingPlan as RetrainingPlan,
+        plan_retraining as plan_retraining,
+        retrain as retrain,
+    )
     from lrnas.searching.search import search as search
     from lrnas.spaces.space import SearchSpace as SearchSpace, load_space as load_space
     from lrnas.study.levels import (
@@ -78,6 +82,7 @@ _HOME = {
     "LrnasError": "errors",
     "Outcome": "study.levels",
     "Profile": "profiling.profile",
+    "RetrainingPlan": "searching.retrain",
     "Run": "training.custom",
     "SearchSpace": "spaces.space",
     "SeparableConv2d": "layers.conv",
@@ -105,6 +110,7 @@ _HOME = {
     "load_space": "spaces.space",
     "make_plan": "models.plan",
     "open_study": "study.open",
+    "plan_retraining": "searching.retrain",
     "plot": "reporting.write",
     "profile": "profiling.profile",
     "read_retraining": "study.retrained",

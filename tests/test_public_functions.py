@@ -52,6 +52,12 @@ def test_arguments_have_the_names_of_options(name: str) -> None:
     assert set(arguments) - ONLY_IN_PYTHON[name] == wanted - ONLY_IN_PYTHON[name]
 
 
+def test_a_plan_takes_the_arguments_of_a_retraining() -> None:
+    plan, train = (inspect.signature(one).parameters for one in (lrnas.plan_retraining, lrnas.retrain))
+    assert plan.keys() < train.keys()
+    assert all(plan[name].default == train[name].default for name in plan)
+
+
 def test_messages_know_all_options() -> None:
     (commands,) = (action for action in make_parser()._actions if isinstance(action, _SubParsersAction))
     found = {option for command in commands.choices.values() for option in command._option_string_actions}
@@ -127,6 +133,7 @@ WRONG: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ),
     ("canonical_id", (3,), {}, "architecture takes an Architecture; got 3; see help(lrnas.canonical_id)"),
     ("retrain", ("s",), {"trials": 3}, "a whole number or a Trial; got 3; put it into a list"),
+    ("plan_retraining", ("s",), {"seeds": "two"}, "seeds takes a whole number; got 'two'"),
     ("canonical_id", (NETWORK,), {"input_size": -1}, "the input size must be a whole number above 0; got -1"),
     ("compare_with_references", (["x"],), {}, "finals takes a list, each of them a Final; got ['x']"),
     ("convert", (NETWORK,), {}, "model takes a model of PyTorch; got Architecture("),

@@ -25,8 +25,8 @@ def add_commands(commands: Any) -> None:
         _data,
         "download a data set, or check and pack one of your own",
         "Download a data set, or check and pack one of your own. Shows the number of images and classes, and decodes "
-        "every image in files into a pack, as the first training would do. A folder must have train/, and val/ or "
-        "test/, each with one folder per class. The exit code is 1 if an image cannot be read.",
+        "every image in files into a pack, as the first training would do. A folder has one folder of images per "
+        "class, or train/ and val/ or test/ with such folders. The exit code is 1 if an image cannot be read.",
         json=False,
     )
     text = "digits, cifar10, folder:PATH, or hfds/NAME, wds/FOLDER, tfds/NAME as in timm."

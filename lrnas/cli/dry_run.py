@@ -26,7 +26,7 @@ def print_estimate(estimate: Estimate) -> None:
         )
     console.print(table)
     images = f"{estimate.train_images:,} training and {estimate.val_images:,} validation images"
-    columns = ["networks", "runs", "epochs", "batch size", "training time"]
+    columns = ["networks", "runs", "epochs", "batch size", "sum of training times"]
     table = make_table(f"{estimate.data}: {images}", ["level"], columns)
     for level in estimate.levels:
         numbers = (str(number) for number in (level.networks, level.runs, level.epochs, level.batch_size))

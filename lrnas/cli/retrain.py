@@ -6,7 +6,7 @@ import argparse
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from lrnas._messages import duration, percent
+from lrnas._messages import percent
 from lrnas.cli.options import CHANGE_HELP, WORKERS, add_command, add_option, add_settings, call, needs_extra
 from lrnas.cli.output import exit_code, make_console, make_table, print_result
 from lrnas.errors import LrnasError
@@ -131,24 +131,12 @@ def _as_data(study: Study, retrained: Retrained, verdicts: list[Verdict]) -> dic
 def _print_plan(plan: RetrainingPlan) -> None:
     """Print what a retraining would train, and how long that would take."""
     console = make_console()
-    number, seeds = len(plan.networks), len(plan.seeds)
-    what = f"{number} network{'s' * (number != 1)} × {seeds} seed{'s' * (seeds != 1)}"
-    columns = ["trial", "MACs", "parameters", "runs done", "runs to train"]
-    title = f"{plan.retraining}: {what}, {plan.epochs} epoch{'s' * (plan.epochs != 1)} at most"
-    table = make_table(title, ["network"], columns, optional=["parameters", "trial"])
-    for network in plan.networks:
-        trial = "–" if network.trial is None else str(network.trial)
-        costs = (f"{network.macs:,}", f"{network.params:,}")
-        table.add_row(network.name, trial, *costs, str(network.done), str(network.left))
+    (_, *columns), *rows = plan.table()
+    table = make_table(plan.title, ["network"], columns, optional=["parameters", "trial"])
+    for row in rows:
+        table.add_row(*row)
     console.print(table)
-    if not plan.left:
-        console.print("All runs are done: nothing would be trained.")
-    elif plan.seconds is None:
-        console.print("Time: not known, because this study measured too few trainings.")
-    else:
-        about = f"Time: about {duration(plan.seconds)} of training, at the speed of the study's trainings so far"
-        more = f"; {plan.larger} of the networks have more MACs than all of those, so it may take much longer"
-        console.print(f"{about}{more * (plan.larger > 0)}.")
+    console.print(plan.time)
     console.print("Nothing was written. Without --dry-run, the same command starts the retraining.")
 
 

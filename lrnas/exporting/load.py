@@ -46,5 +46,7 @@ def load_model(
     model, channels = found.create_model()
     own: dict[str, Any] = dict(model.pretrained_cfg)
     images = image_config(found, (channels, *own["input_size"][1:]))
+    if images["input_size"][1:] != own["input_size"][1:]:
+        own.pop("pool_size", None)  # the size of the last map belongs to the other size
     model.pretrained_cfg = model.default_cfg = own | {"num_classes": model.num_classes} | images
     return cast(nn.Module, model)

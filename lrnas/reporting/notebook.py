@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from lrnas.models.convert import Conversion
     from lrnas.profiling.profile import Profile
     from lrnas.searching.estimate import Estimate
+    from lrnas.searching.retrain import RetrainingPlan
 
 MAX_ROWS = 60
 """Largest number of rows of a table."""
@@ -96,10 +97,15 @@ def _estimate(estimate: Estimate) -> str:
         f"<p>{escape(f'Named networks of the space {estimate.space} ({points}), which come first')}</p>",
         _table(("network", "MACs", SHARE, "parameters", ""), networks),
         f"<p>{escape(data)}</p>",
-        _table(("level", "networks", "runs", "epochs", "batch size", "training time"), levels),
+        _table(("level", "networks", "runs", "epochs", "batch size", "sum of training times"), levels),
     ]
     lines = "<br>".join(map(escape, estimate.lines))
     return f"{_title(f'Estimate of {estimate.study}')}{''.join(tables)}<p>{lines}</p>"
+
+
+def _retraining_plan(plan: RetrainingPlan) -> str:
+    head, *rows = plan.table()
+    return f"{_title(plan.title)}{_table(head, rows)}<p>{escape(plan.time)}</p>"
 
 
 def _export(export: Export) -> str:
@@ -122,6 +128,7 @@ _BY_NAME: dict[str, Callable[[Any], str]] = {
     "Profile": _profile,
     "Estimate": _estimate,
     "Export": _export,
+    "RetrainingPlan": _retraining_plan,
 }
 """What shows objects whose modules load torch, by the names of their classes."""
 

@@ -180,7 +180,9 @@ class Estimate(NotebookView):
             found.append(f"Time{gpus}: about {duration(seconds)}")
         packing = f", {duration(self.packing_seconds)} of it for packing" if self.packing_seconds else ""
         hours = f"{float(f'{self.device_hours:.2g}'):,.10g}"  # without a power of ten
-        found.append(f"{'GPU' if self.device == 'cuda' else 'CPU'}-hours: about {hours}{packing}")
+        of_what = " (the sum of the training times, without the time that other programs take)"
+        kind, of_what = ("GPU", "") if self.device == "cuda" else ("CPU", of_what)
+        found.append(f"{kind}-hours: about {hours}{packing}{of_what}")
         if self.gpu_memory is not None:
             images = f", and {file_size(self.image_memory)} for the images" if self.image_memory else ""
             found.append(f"GPU memory: about {file_size(self.gpu_memory)} for each network in training{images}")

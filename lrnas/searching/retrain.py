@@ -22,7 +22,9 @@ import optuna
 from optuna.trial import FrozenTrial
 
 from lrnas._arguments import checked
-from lrnas._messages import logger
+from lrnas._field_docs import in_help
+from lrnas._messages import duration, logger
+from lrnas._notebook import NotebookView
 from lrnas.arch.architecture import Architecture
 from lrnas.arch.backbone_shapes import smallest_input
 from lrnas.data.cache import without_writing
@@ -194,8 +196,9 @@ class PlannedNetwork:
     """Number of runs that would be trained, or continued."""
 
 
+@in_help
 @dataclass(frozen=True, slots=True)
-class RetrainingPlan:
+class RetrainingPlan(NotebookView):
     """What a retraining would train, and how long that would take."""
 
     retraining: str
@@ -218,11 +221,44 @@ class RetrainingPlan:
         """Number of runs that would be trained, or continued."""
         return sum(network.left for network in self.networks)
 
+    @property
+    def title(self) -> str:
+        """The retraining, and the numbers of networks, seeds and epochs, in words."""
+        number, seeds, epochs = len(self.networks), len(self.seeds), self.epochs
+        what = f"{number} network{'s' * (number != 1)} × {seeds} seed{'s' * (seeds != 1)}"
+        return f"{self.retraining}: {what}, {epochs} epoch{'s' * (epochs != 1)} at most"
+
+    @property
+    def time(self) -> str:
+        """How long it would take, in words."""
+        if not self.left:
+            return "All runs are done: nothing would be trained."
+        if self.seconds is None:
+            return "Time: not known, because this study measured too few trainings."
+        about = f"Time: about {duration(self.seconds)} of training, at the speed of the study's trainings so far"
+        more = f"; {self.larger} of the networks have more MACs than all of those, so it may take much longer"
+        return f"{about}{more * (self.larger > 0)}."
+
+    def table(self) -> list[list[str]]:
+        """The networks as rows of texts, below a row with the names of the columns."""
+        rows = [["network", "trial", "MACs", "parameters", "runs done", "runs to train"]]
+        for one in self.networks:
+            trial = "–" if one.trial is None else str(one.trial)
+            rows.append([one.name, trial, f"{one.macs:,}", f"{one.params:,}", str(one.done), str(one.left)])
+        return rows
+
+    def __str__(self) -> str:
+        return f"{self.title}. {self.time}"
+
+    def __repr__(self) -> str:
+        return f"<RetrainingPlan {self}>"
+
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON values."""
         return {**asdict(self), "done": self.done, "left": self.left}
 
 
+@checked
 def plan_retraining(
     study: str | Study,
     *,
@@ -238,10 +274,27 @@ def plan_retraining(
     studies: str | Path = "studies",
     storage: str | None = None,
 ) -> RetrainingPlan:
-    """What `retrain` would train with the same arguments, and how long that would take; nothing is written.
+    """Tell what `retrain` would train, and how long that would take; nothing is written.
 
     The time is estimated from the trainings of the search, of its later levels and of the retraining so far: from the
     seconds of their epochs by MACs, and from how many were trained at a time.
+
+    Args:
+        study: The search, or its name.
+        trials: Trials whose networks would be trained, or their numbers in the search.
+        front: Whether the networks on the front would be trained; None: as in `retrain`.
+        points: Whether the reference networks would be trained, too.
+        seeds: Number of runs of each network.
+        recipe: `full`, `paper`, `fast` or a TOML file of a recipe.
+        epochs: Number of epochs; None: the recipe's.
+        set: Fields of the recipe to change, by name.
+        data: The data set of the search, if its images were moved; None: where the search read them.
+        data_dir: Folder for data sets; None: $LRNAS_DATA or ~/.cache/lrnas.
+        studies: Folder of all studies; not needed for a search that is open.
+        storage: Database URL or `journal:FILE` of the study; None: the file in the study's folder.
+
+    Returns:
+        The networks, with the numbers of runs that are done and that are left, and the time.
     """
     _check_seeds(seeds)
     given = dict(set or {}) | ({} if epochs is None else {"epochs": epochs})

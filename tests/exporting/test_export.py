@@ -596,6 +596,7 @@ def test_a_loaded_network_says_how_images_are_prepared(tmp_path: Path, caplog: p
     assert config["mean"] == pytest.approx((0.305,), abs=0.01) and len(digits.pretrained_cfg["label_names"]) == 10  # type: ignore[index]
     folder = write_checkpoint(tmp_path / "own", trained(network, 6, 3), data="folder:1234", image_size=16)
     own = timm.data.resolve_model_data_config(lrnas.load_model(folder))
+    assert "pool_size" not in digits.pretrained_cfg  # type: ignore[operator]  # that of the backbone's own size
     assert own["input_size"] == (3, 16, 16) and (own["crop_pct"], own["interpolation"]) == (0.875, "bilinear")
     assert own["mean"] == IMAGENET_DEFAULT_MEAN and own["std"] == IMAGENET_DEFAULT_STD
     with caplog.at_level("INFO", "lrnas"):

@@ -311,13 +311,14 @@ def test_an_estimate_shows_what_the_command_shows(capsys: pytest.CaptureFixture[
     assert rows[1] == ["nin", "2,000", "1.000", "300", "reference, left out: max_macs"]
     assert rows[3] == ["short", "4", "4", "3", "64", "1 min 30 s"]
     assert "Named networks of the space nin (3 parameters, 9 points), which come first" in html
-    assert "CPU-hours: about 360, 5 s of it for packing" in replace(estimate, device_hours=357.4).lines
+    assert "CPU-hours: about 360, 5 s of it for packing (the sum of" in str(replace(estimate, device_hours=357.4))
     print_estimate(estimate)
     printed = capsys.readouterr().out.splitlines()
     for line in (
         "a CPU; 2 at a time on this machine (1 of 2 CPU cores each)",
         "Time: about 2 min 0 s",
-        "CPU-hours: about 0.05, 5 s of it for packing",
+        "CPU-hours: about 0.05, 5 s of it for packing "
+        "(the sum of the training times, without the time that other programs take)",
         "GPU memory: about 2 MB for each network in training",
         "Disk: about 4 kB (checkpoints 4 kB)",
         "Note: a rest.",

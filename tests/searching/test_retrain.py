@@ -5,6 +5,7 @@ import lzma
 import re
 from dataclasses import replace
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -804,6 +805,10 @@ def test_a_dry_run_says_what_would_be_trained_and_writes_nothing(
     out = capsys.readouterr().out
     assert "s@fast: 5 networks × 2 seeds" in out and " of training, at the speed of the study's trainings" in out
     assert "Nothing was written." in out
+    shown = lrnas.plan_retraining(study, recipe="fast", seeds=2)
+    assert json.loads(json.dumps(shown.to_dict())) == plan()
+    assert repr(shown).startswith("<RetrainingPlan s@fast: 5 networks × 2 seeds, ") and "Time: about" in repr(shown)
+    assert "<td>nin-c3-lr</td>" in shown._repr_html_() and escape(shown.time) in shown._repr_html_()
     study.manifest["space"] = {**study.manifest["space"], "batch_norm": None}
     with pytest.raises(StudyError, match="s@fast was begun with other settings"):
         plan_retraining(study, recipe="fast")

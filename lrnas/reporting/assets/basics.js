@@ -32,9 +32,9 @@ function shortNumber(value) {
 }
 
 function duration(seconds) {
-  if (seconds < 120) return Math.round(seconds) + " s";
-  if (seconds < 7200) return Math.round(seconds / 60) + " min";
-  return (seconds / 3600).toFixed(1) + " h";
+  const [minutes, rest] = [Math.floor(Math.round(seconds) / 60), Math.round(seconds) % 60];
+  if (minutes >= 60) return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+  return minutes ? `${minutes} min ${rest} s` : `${rest} s`;
 }
 
 /** Fill an element with a group of buttons, one of which is pressed. */

@@ -12,7 +12,7 @@ const HATCHES = ["", "", "/", "."];
 const MOST_ON_PAPER = 820;
 // positions of a name, the preferred one first. [a, b, c]: the centre of the name is right of its point by a half widths of the name
 // and b pixels (negative: left of it), and below its point by c pixels (negative: above it)
-const NOTE_PLACES = [[0, 0, -17], [0, 0, 17], [-1, -10, 0], [1, 10, 0], [-1, 0, -32], [1, 0, 32], [-1, 0, -50], [1, 0, 50], [-1, 0, 66], [-1, 0, -68], [1, 0, 84], [-1, 0, 100]];
+const NOTE_PLACES = [[0, 0, -17], [0, 0, 17], [-1, -10, 0], [1, 10, 0], [1, 10, -14], [-1, -10, -14], [1, 10, 14], [-1, -10, 14], [-1, 0, -32], [1, 0, 32], [-1, 0, -50], [1, 0, 50], [-1, 0, 66], [-1, 0, -68], [1, 0, 84], [-1, 0, 100]];
 
 /** Layout of a chart in the colours of the page. */
 function makeLayout(more = {}) {
@@ -211,7 +211,7 @@ function costMarks(marks) {
 function drawFront() {
   const { studies } = page.data;
   const several = studies.length > 1;
-  const traces = [];
+  const traces = [], faintTraces = [];
   const every = { full: [], partial: [], reference: [] };
   // accuracies of different levels of training are never in one line: either all studies show their finals, or none does
   const isFinal = studies.every((study) => study.finals.length);
@@ -226,7 +226,7 @@ function drawFront() {
     const group = { legendgroup: String(i), showlegend: false };
     if (partial.length && page.showPartial) {
       const shown = several ? group : {};
-      traces.push(asDots(pointTrace(partial, faint, { color: several ? studyColour(i) : colour("--muted"), size: 6, opacity: 0.35 }, shown)));
+      faintTraces.push(asDots(pointTrace(partial, faint, { color: several ? studyColour(i) : colour("--muted"), size: 6, opacity: 0.35 }, shown)));
     }
     traces.push({ type: "scatter", mode: "lines", name: "best for the cost shown", legendrank: 1001, x: steps.map((p) => p.x), y: steps.map((p) => p.y),
       line: { shape: "hv", color: frontColour(i), width: 1.2 }, hoverinfo: "skip", ...(several ? group : {}) });
@@ -250,16 +250,22 @@ function drawFront() {
   byId("front-empty").textContent = `This cost is not known for any trained network: ${currentAxis().label}. Choose another cost.`;
   if (isEmpty) return;
   if (several) traces.push(legendLine("best for the cost shown"));
+  const marks = markedCosts(studies, currentAxis(), new Set(every.reference.map((p) => p.network.name)));
+  const rangesWith = (partial) => frontRanges(every.full, partial, marks.map((mark) => mark.x));
+  const { y: height } = rangesWith(every.partial);
+  const outside = every.partial.filter((p) => !isBetween(p.y, height)).length;
+  const hasFaint = outside < every.partial.length;
+  if (hasFaint) traces.unshift(...faintTraces);
+  byId("show-partial").parentElement.hidden = !hasFaint;
   byId("front-faint").textContent = faint;
   byId("front-kind").textContent = isFinal
-    ? "Validation accuracy after full training, mean and standard deviation over seeds. Faint: all networks after the short training of the search, one seed."
-    : `Validation accuracy in the search, one seed. Solid: after ${trainings}. Faint: stopped early, with the last accuracy.${studies.some((study) => study.finals.length) ? " For studies with finals, networks and front are those of the short training, before the finals." : ""}`;
+    ? `Validation accuracy after full training, mean and standard deviation over seeds.${hasFaint ? " Faint: all networks after the short training of the search, one seed." : ""}`
+    : `Validation accuracy in the search, one seed. Solid: after ${trainings}.${hasFaint ? " Faint: stopped early, with the last accuracy." : ""}${studies.some((study) => study.finals.length) ? " For studies with finals, networks and front are those of the short training, before the finals." : ""}`;
   byId("front-objectives").textContent = [...new Set(studies.map((study) => study.objectives.map(objectiveLabel).join(", ")))].join("; ");
-  const marks = markedCosts(studies, currentAxis(), new Set(every.reference.map((p) => p.network.name)));
+  byId("front-references").hidden = !every.reference.length;
   const shown = page.showPartial || !every.full.length ? every.partial : [];
-  const ranges = frontRanges(every.full, shown, marks.map((mark) => mark.x));
-  const outside = page.showPartial ? every.partial.filter((p) => !isBetween(p.y, ranges.y)).length : 0;
-  byId("front-outside").textContent = outside ? `Not shown: ${whole(outside)} of ${whole(every.partial.length)} networks ${faint}, whose accuracies are outside the axis.` : "";
+  const ranges = rangesWith(shown);
+  byId("front-outside").textContent = outside && (page.showPartial || !hasFaint) ? `Not shown: ${whole(outside)} of ${whole(every.partial.length)} networks ${faint}, whose accuracies are outside the axis.` : "";
   const named = [...new Map(every.reference.map((p) => [several ? p.network.name + p.x + p.y : p.network.name, p])).values()];
   const fewOf = ({ best }) => new Set(several ? [] : best);
   const isHeadline = (network) => network.number === network.study.headline;
@@ -299,7 +305,7 @@ function nameNotes(id, places, others, traces, ranges) {
     const [x, y] = at(place);
     const half = 3.4 * place.text.length + 3;
     const boxes = NOTE_PLACES.map(([across, dx, dy]) => [across * half + dx, dy]).map(([dx, dy]) => ({ dx, dy, box: [x + dx - half, y + dy - 8, x + dx + half, y + dy + 8] }))
-      .filter(({ box }) => box[0] > -20 && box[2] < width + 12 && box[1] > -6 && box[3] < height);
+      .filter(({ box }) => box[0] > 0 && box[2] < width + 12 && box[1] > -6 && box[3] < height);
     const isFree = (box, some) => !some.some((other) => box[0] < other[2] && other[0] < box[2] && box[1] < other[3] && other[1] < box[3]);
     const free = boxes.filter(({ box }) => isFree(box, taken));
     const chosen = free.find(({ box }) => isFree(box, points)) ?? free[0];
