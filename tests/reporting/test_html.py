@@ -574,6 +574,42 @@ def test_rings_are_of_the_accuracies_that_are_shown_in_a_browser(browser: Any, t
 
 
 @pytest.mark.slow
+def test_the_chart_offers_and_explains_only_what_it_has_in_a_browser(browser: Any, tmp_path: Path) -> None:
+    """Short trainings far below the finals are not drawn, and there may be no reference network."""
+    finals = {"nin-c3-lr": (0.995, 0.996), "lr-x0.25": (0.992, 0.994)}
+    near, far = make_search(), make_search()
+    make_finals(near, {name: tuple(value - 0.1 for value in values) for name, values in finals.items()})
+    make_finals(far, finals)
+    for search, has_faint in ((near, True), (far, False)):
+        (study,) = make_report([search]).studies
+        networks = tuple(network for network in study.networks if has_faint or not network.is_reference)
+        report = replace(make_report([search]), studies=(replace(study, networks=networks),))
+        tab = Tab(browser, write(tmp_path / "report.html", report), 1400, 900)
+        assert tab.page.locator("#show-partial").is_visible() == has_faint
+        text = tab.page.locator("#front-what").inner_text()
+        assert ("Faint:" in text, "Diamonds:" in text) == (has_faint, has_faint)
+        assert ("after short training" in tab.page.locator("#front .legend").text_content()) == has_faint
+        assert "Not shown: " in text  # networks that are outside the axis are counted in any case
+        assert tab.complaints == []
+
+
+@pytest.mark.slow
+def test_names_lie_beside_the_axis_and_the_line_in_a_browser(browser: Any, tmp_path: Path) -> None:
+    """Two networks at the two ends of a short front with long error bars."""
+    search = make_search()
+    make_finals(search, {"dense-x0.25": (0.98, 0.999), "nin-c3-lr": (0.991, 0.999)})
+    tab = Tab(browser, write(tmp_path / "report.html", make_report([search])), 1200, 900)
+    clear = """() => {
+      const line = document.querySelector("#front .scatterlayer .js-line"), places = [];
+      for (let at = 0; at <= line.getTotalLength(); at += 1) places.push(line.getPointAtLength(at).matrixTransform(line.getScreenCTM()));
+      const { left } = document.querySelector("#front .nsewdrag").getBoundingClientRect();
+      return [...document.querySelectorAll("#front .annotation-text")].map((one) => one.getBoundingClientRect())
+        .map((box) => box.left >= left && !places.some(({ x, y }) => x > box.left && x < box.right && y > box.top && y < box.bottom));
+    }"""  # noqa: E501
+    assert tab.page.evaluate(clear).count(True) >= 2 and all(tab.page.evaluate(clear))
+
+
+@pytest.mark.slow
 def test_curves_show_the_front_of_the_short_trainings_in_a_browser(browser: Any, tmp_path: Path) -> None:
     """As `curves.png` does: the curves are not those of the finals."""
     short, full = make_search(), make_search()
