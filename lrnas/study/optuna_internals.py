@@ -50,7 +50,16 @@ MAX_AGE = 1.0
 
 _read_distribution = functools.lru_cache(maxsize=1024)(json_to_distribution)
 _write_distribution = functools.lru_cache(maxsize=1024)(distribution_to_json)
+
+
 _read_detail = functools.lru_cache(maxsize=1024)(json.loads)  # most trials have the same ones, and share them
+
+
+@functools.lru_cache(maxsize=4096)
+def _read_param(text: str, value: float) -> tuple[BaseDistribution, Any]:
+    """The distribution and the value of a parameter; many trials have the same ones, and share them."""
+    distribution = _read_distribution(text)
+    return distribution, distribution.to_external_repr(value)
 
 
 def storage_of(study: optuna.Study) -> BaseStorage:
@@ -160,6 +169,8 @@ class BulkStorage(RDBStorage):
         self._held = threading.local()
         self._unfinished: dict[int, _Kept] = {}
         """Trials that were not finished when they were last read, by id."""
+        self._shared: dict[tuple[tuple[str, int], ...], dict[str, BaseDistribution]] = {}
+        """Distributions of finished trials, which share them, by names and identities of their objects."""
 
     # --- writing
 
@@ -412,8 +423,13 @@ class BulkStorage(RDBStorage):
             rows(models.TrialParamModel, *columns, is_ordered=True) if self.reads_details else ()
         ):
             name = sys.intern(name)  # one text for all trials takes less memory
-            distributions[owner][name] = distribution = _read_distribution(text)
-            params[owner][name] = distribution.to_external_repr(value)
+            distributions[owner][name], params[owner][name] = _read_param(text, value)
+
+        for head in heads:
+            if head.state.is_finished():  # Optuna changes those of others
+                own = distributions[head.trial_id]
+                key = tuple((name, id(distribution)) for name, distribution in own.items())
+                distributions[head.trial_id] = self._shared.setdefault(key, own)
 
         model: Any = models.TrialValueModel
         values: dict[int, dict[int, float]] = defaultdict(dict)

@@ -8,6 +8,7 @@ from typing import Any
 
 import optuna
 import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.storages import RDBStorage
 from optuna.storages._cached_storage import _CachedStorage
 from optuna.storages._rdb import models
@@ -87,6 +88,25 @@ def test_the_cache_lists_trials_as_optunas_own(tmp_path: Path) -> None:
             ]
     assert len(study.get_trials()) == 9 and study.get_trials(deepcopy=False)[1] is study.get_trials(deepcopy=False)[1]
     assert study.get_trials(deepcopy=True)[1] is not study.get_trials(deepcopy=True)[1]
+
+
+def test_finished_trials_share_what_they_have_in_common(tmp_path: Path) -> None:
+    """Each would otherwise take 1.4 times the memory; what they have is what Optuna reads."""
+    url = f"sqlite:///{tmp_path}/s.db"
+    study = optuna.create_study(storage=QuickCache(BulkStorage(url)), study_name="s")
+    space = {"x": FloatDistribution(0, 1, step=0.5), "y": CategoricalDistribution(["max", "mean"])}
+    for number, x in enumerate((0.5, 0.5, 1.0, 0.5)):
+        study.enqueue_trial({"x": x, "y": "max"})
+        trial = study.ask(space if number < 3 else {"x": space["x"]})
+        if number != 2:
+            study.tell(trial, 0.5)
+    found = study.get_trials(deepcopy=False)
+    theirs = optuna.load_study(storage=url, study_name="s").get_trials(deepcopy=False)
+    assert [(one.params, one.distributions) for one in found] == [(one.params, one.distributions) for one in theirs]
+    first, second, running, other = found
+    assert first.distributions is second.distributions and first.params["x"] is second.params["x"]
+    assert first.params is not second.params and running.distributions is not first.distributions
+    assert other.distributions.keys() == {"x"}
 
 
 def private_names(path: Path) -> set[str]:
