@@ -23,7 +23,6 @@ import math
 import multiprocessing
 import os
 import random
-import resource
 import signal
 import statistics
 import subprocess
@@ -133,21 +132,23 @@ def watch(drivers: list[subprocess.Popen[bytes]], seconds: float) -> list[tuple[
     """Wait for the drivers, and interrupt them after some seconds.
 
     Returns:
-        Times, the mean memory of a driver in MB, and CPU seconds of all drivers so far.
+        Times, the mean memory of a driver in MB with what is swapped out, and CPU seconds of all drivers so far.
     """
     samples = []
-    page, tick = resource.getpagesize(), os.sysconf("SC_CLK_TCK")
+    tick = os.sysconf("SC_CLK_TCK")
     end, is_interrupted = time.monotonic() + seconds, False
     while any(driver.poll() is None for driver in drivers):
         if time.monotonic() > end and not is_interrupted:
             is_interrupted = True
             for driver in drivers:
                 driver.send_signal(signal.SIGINT)
-        with contextlib.suppress(OSError, IndexError, ValueError):  # one of them ends just now
+        with contextlib.suppress(OSError, IndexError, KeyError, ValueError):  # one of them ends just now
             memory = cpu = 0.0
             for driver in drivers:
                 place = Path(f"/proc/{driver.pid}")
-                memory += int((place / "statm").read_text().split()[1]) * page / 2**20 / len(drivers)
+                sizes = dict(line.split(":", 1) for line in (place / "status").read_text().splitlines())
+                kilobytes = sum(int(sizes[name].split()[0]) for name in ("VmRSS", "VmSwap"))
+                memory += kilobytes / 2**10 / len(drivers)
                 cpu += sum(map(int, (place / "stat").read_text().rpartition(")")[2].split()[11:13])) / tick
             samples.append((datetime.now(), memory, cpu))
         time.sleep(0.5)
