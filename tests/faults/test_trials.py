@@ -44,6 +44,9 @@ def memory_group() -> Iterator[Path]:
             (group / ("memory.limit_in_bytes" if is_first else "memory.max")).write_text(str(ROOM))
         except OSError as error:
             pytest.skip(f"the memory of processes cannot be limited here: {error.strerror}")
+        swap, room = ("memory.memsw.limit_in_bytes", ROOM) if is_first else ("memory.swap.max", 0)
+        if (group / swap).exists():  # a machine with swap would otherwise let it take more
+            (group / swap).write_text(str(room))
         yield group
     finally:
         group.rmdir()
