@@ -458,7 +458,7 @@ def _refuse_study(settings: SearchSettings) -> None:
     begun = {"space": manifest["source"], **data, **manifest.get("settings", {})}
     finals = level_study(study, FULL)
     if finals is not None:  # the first command may have had other settings of finals, and need not have had any
-        begun = {name: value for name, value in begun.items() if name != "finals"}
+        begun = {name: value for name, value in begun.items() if name != "finals" or value}
         begun["final_epochs"] = read_manifest(finals)["recipe"]["epochs"]
     now = {"name": settings.space, "budget": max(settings.budget, study.budget), "studies": settings.studies}
     values = begun | {name: value for name, value in now.items() if value != SETTINGS[name].default}

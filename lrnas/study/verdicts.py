@@ -26,7 +26,7 @@ LEVEL = 0.05
 SIDE = LEVEL / 2
 """Significance level of a one-sided test: a single comparison is significant if its interval excludes zero."""
 TEST = (
-    f"Welch's t-test on test accuracies over seeds, one-sided at level {SIDE:g}; for `dominated`, p-values are "
+    f"Welch's t-test on test accuracies over seeds, one-sided at level {SIDE:g}; for 'dominated', p-values are "
     "Holm-corrected over all networks found that cost no more than the reference network; intervals are Welch's, "
     "two-sided, 95 %, for one comparison; the levels hold only if the number of seeds is fixed beforehand"
 )

@@ -200,6 +200,11 @@ def test_a_study_is_not_taken_for_a_space(tmp_path: Path, capsys: pytest.Capture
     assert main(["search", "s", "--studies", folder]) == 2
     told = capsys.readouterr().err
     assert " --final-epochs 9 " in told and "--finals" not in told
+    for finals, is_told in ((0.3, True), (0, False)):  # finals that exist were not begun with --finals 0
+        settings = replace(begun, finals=finals).to_dict()
+        study.set_user_attr("lrnas:manifest", manifest | {"data": "folder:ab12", "settings": settings})
+        assert main(["search", "s", "--studies", folder]) == 2
+        assert ("--finals 0.3" in (told := capsys.readouterr().err), "--finals" in told) == (is_told, is_told)
 
 
 def test_wrong_names_are_told_before_a_missing_budget(capsys: pytest.CaptureFixture[str]) -> None:

@@ -225,7 +225,7 @@ def test_the_front_by_means() -> None:
 
 
 def test_the_test_is_stated() -> None:
-    assert "Welch" in TEST and "one-sided at level 0.025; for `dominated`, p-values are Holm-corrected over" in TEST
+    assert "Welch" in TEST and "one-sided at level 0.025; for 'dominated', p-values are Holm-corrected over" in TEST
     assert TEST.endswith("only if the number of seeds is fixed beforehand")
     data = verdict(POINT, final("cheap", 20, 0.95, 0.96, 0.97, trial=7)).to_dict()
     assert (data["verdict"], data["rival"], data["rival_trial"], data["share"]) == ("dominated", "cheap", 7, 0.2)
