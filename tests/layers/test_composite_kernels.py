@@ -147,6 +147,10 @@ STEMS = [  # first layer, rows and columns of the image, pool after the layer
     (stem(7, 2, 14), 14, 1),
     (stem(3, 2, 9), 9, 1),
     (stem(3, 2, 12), 12, 2),
+    (stem(3, 1, 11), 11, 2),  # the last row and column are in no window of the pool
+    (stem(3, 1, 12, (8, 16, 24)), 12, 4),
+    (stem(3, 1, 12)._replace(dilation=(2, 1), margins=((2, 0), (0, 1), (2, 1))), 12, 2),
+    (stem(3, 1, 12)._replace(margins=((-1, -1), (-1, -1), (-1, -1)), size=(8, 8)), 12, 2),  # crops
     (stem(7, 2, 14)._replace(dilation=(2, 1), margins=((6, 0), (0, 3), (6, 3))), 14, 1),
     (stem(7, 2, 14)._replace(stride=(2, 1), size=(7, 14)), 14, 1),
     (stem(7, 2, 14)._replace(size=(6, 9)), 14, 1),  # less padding below than above, more right than left
@@ -163,6 +167,8 @@ def test_first_layers(layer: Layer, side: int, pool: int) -> None:
     """First layers read images: few channels, a large window, a stride, and often no gradient of the input."""
     for needs_input in (True, False):
         compare(Case(layer, 3, side, side, relu=pool == 1, pool=pool), HALF, needs_input=needs_input)
+    if pool > 1:
+        compare(Case(layer, 3, side, side, relu=True, pool=pool, bias=False), torch.float32, needs_input=False)
 
 
 @pytest.mark.gpu

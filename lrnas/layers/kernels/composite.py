@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lrnas.layers.kernels import FEW_CHANNELS, LONGEST_PATCH, convs, gathered, tiled
-from lrnas.layers.kernels.layer import ALIGNMENT, Layer
+from lrnas.layers.kernels.layer import ALIGNMENT, Layer, Pair
 from lrnas.layers.kernels.rows import as_rows, bias_backward, empty_map, pad, sum_partials, unpool
 
 LONGEST_WINDOW = 128
@@ -224,13 +224,21 @@ def backward(
         return _plain_backward(grad, out, winner, x, weights, layer, pool, needs_input)
     grad_rows, grad_bias = as_rows(grad), grad.new_empty(0, dtype=torch.float32)
     out_rows = None if out is None else as_rows(out)
+    merged = _merged(layer, x.shape[1])
+    is_long = merged.areas[0] * x.shape[1] > SHORT_WINDOW
+    is_image = x.shape[1] <= FEW_CHANNELS and len(merged.filters) == 1 and not needs_input
+    if winner is not None and is_image and not is_long:
+        padded = F.pad(_pixels(x), (0, 0, *_margin(x, merged.kernels[0], merged.margins[0], layer)))
+        programs = _num_processors(x.device)
+        partial, sums = gathered.pooled_weight_gradient(
+            grad_rows, out_rows, as_rows(winner), padded, merged, pool, programs
+        )
+        return x.new_empty(0), _unmerged(sum_partials(partial), x.shape[1], layer, merged), sum_partials(sums)
     if winner is not None:
         grad_rows, grad_bias = unpool(grad_rows, out_rows, as_rows(winner), grad.shape[2:], layer.size, pool)
     elif out is not None or needs_bias:
         grad_rows, grad_bias = bias_backward(grad_rows, out_rows)
     grad_pixels = grad_rows.view(len(grad), *layer.size, layer.num_filters)
-    merged = _merged(layer, x.shape[1])
-    is_long = merged.areas[0] * x.shape[1] > SHORT_WINDOW
     if _goes_by_patches(x, merged) or (is_long and not needs_input and _fits_patches(x, merged)):
         return *_patches_backward(grad_pixels, x, weights, layer, merged, needs_input), grad_bias
     grad_x = x.new_empty(0)
@@ -244,9 +252,14 @@ def backward(
     total = partial[0] if len(partial) == 1 else sum_partials(partial)
     if pixels.shape[3] > x.shape[1]:
         total = total.view(-1, pixels.shape[3])[:, : x.shape[1]].flatten()
-    if merged is not layer:
-        total = _apart(total.view(layer.num_filters, *merged.kernels[0], x.shape[1]), layer, merged)
-    return grad_x, total, grad_bias
+    return grad_x, _unmerged(total, x.shape[1], layer, merged), grad_bias
+
+
+def _unmerged(total: Tensor, channels: int, layer: Layer, merged: Layer) -> Tensor:
+    """The gradient of all weights, from that of the merged layer as one vector."""
+    if merged is layer:
+        return total
+    return _apart(total.view(layer.num_filters, *merged.kernels[0], channels), layer, merged)
 
 
 def _apart(total: Tensor, layer: Layer, merged: Layer) -> Tensor:
@@ -270,11 +283,11 @@ def _num_processors(device: torch.device) -> int:
     return 4 if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _margin(x: Tensor, weight: Tensor, before: tuple[int, int], layer: Layer) -> list[int]:
+def _margin(x: Tensor, kernel: Pair, before: Pair, layer: Layer) -> list[int]:
     """The padding (or cropping) of the input for one group, in the order of `F.pad`."""
     after = []
     for axis in (0, 1):
-        seen = (layer.size[axis] - 1) * layer.stride[axis] + layer.dilation[axis] * (weight.shape[2 + axis] - 1) + 1
+        seen = (layer.size[axis] - 1) * layer.stride[axis] + layer.dilation[axis] * (kernel[axis] - 1) + 1
         after.append(seen - x.shape[2 + axis] - before[axis])
     return [before[1], after[1], before[0], after[0]]
 
@@ -291,8 +304,8 @@ def _plain(
 ) -> Tensor:
     """`forward` in PyTorch's own operations, for float64: a reference for the kernels."""
     parts = []
-    for weight, before in zip(weights, layer.margins, strict=True):
-        padded = F.pad(x, _margin(x, weight, before, layer))
+    for weight, kernel, before in zip(weights, layer.kernels, layer.margins, strict=True):
+        padded = F.pad(x, _margin(x, kernel, before, layer))
         parts.append(F.conv2d(padded, weight.to(x.dtype), None, layer.stride, 0, layer.dilation))
     out = torch.cat(parts, 1)
     out = out if scale is None else out * scale[:, None, None]
@@ -324,8 +337,9 @@ def _plain_backward(
         grad = grad.new_zeros(number, channels, *layer.size)
         grad[:, :, : height * pool, : width * pool] = windows.reshape(number, channels, height * pool, width * pool)
     grad_x, grad_weights = torch.zeros_like(x, memory_format=torch.channels_last), []
-    for part, weight, before in zip(grad.split(list(layer.filters), 1), weights, layer.margins, strict=True):
-        margin = _margin(x, weight, before, layer)
+    groups = zip(grad.split(list(layer.filters), 1), weights, layer.kernels, layer.margins, strict=True)
+    for part, weight, kernel, before in groups:
+        margin = _margin(x, kernel, before, layer)
         geometry = (layer.stride, (0, 0), layer.dilation, False, (0, 0), 1, (True, True, False))
         grad_padded, grad_weight, _ = torch.ops.aten.convolution_backward(
             part.contiguous(), F.pad(x, margin), weight.to(x.dtype), None, *geometry

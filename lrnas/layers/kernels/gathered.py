@@ -24,7 +24,7 @@ from torch import Tensor
 from lrnas.layers.kernels.blocks import Blocks, fitting
 from lrnas.layers.kernels.epilogue import pool_and_clip, scale_and_shift
 from lrnas.layers.kernels.layer import Layer, precision, unit
-from lrnas.layers.kernels.rows import as_rows
+from lrnas.layers.kernels.rows import as_rows, load_masked
 
 _SIZES = [
     *("filter_units", "filter_rows", "num_positions", "positions_per_split", "channel_units"),
@@ -33,6 +33,8 @@ _SIZES = [
 """Arguments for which Triton does not specialise a kernel, so that new values need no compilation."""
 PACKED_ROWS = 16
 """Rows of packed weights that a program writes. The rows of each tap are a multiple of this number."""
+SPREAD = 512
+"""Number of positions that a program of `spread` writes."""
 SUMS = 1 << 22
 """Number of partial sums that are cheap to add. Small layers are split until they have this number."""
 
@@ -253,6 +255,58 @@ def _weight_kernel(
         out_ptr += filter_units[group] * FILTER_UNIT * own_length
 
 
+@triton.jit(do_not_specialize=_SIZES)
+def _pooled_weight_kernel(
+    grad_ptr, relu_ptr, winner_ptr, x_ptr, out_ptr, sums_ptr, filter_units,
+    num_positions, positions_per_split, channel_units, height, width, out_height, out_width,
+    KERNEL: tl.constexpr, STRIDE: tl.constexpr, DILATION: tl.constexpr, UNIT: tl.constexpr, FILTER_UNIT: tl.constexpr,
+    RELU: tl.constexpr, POOL: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLS: tl.constexpr, BLOCK_INNER: tl.constexpr,
+):  # fmt: skip
+    """`_weight_kernel` for one group whose output was pooled, and partial sums [splits, filters] for the bias.
+
+    Positions are those after the pool. The input has its margins, so every window is inside of it.
+    """
+    channels, num_filters = channel_units * UNIT, filter_units * FILTER_UNIT
+    length = KERNEL[0] * KERNEL[1] * channels
+    across = tl.cdiv(length, BLOCK_COLS)
+    num_blocks = tl.cdiv(num_filters, BLOCK_ROWS) * across
+    split, block = tl.program_id(0) // num_blocks, tl.program_id(0) % num_blocks
+    begin = split * positions_per_split
+    end = tl.minimum(begin + positions_per_split, num_positions)
+    own = block // across * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    exists = own < num_filters
+    weights = block % across * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    taps = tl.minimum(weights, length - 1) // channels
+    shift = (taps // KERNEL[1] * DILATION[0] * width + taps % KERNEL[1] * DILATION[1]) * channels
+    shift += tl.minimum(weights, length - 1) % channels
+    index = tl.arange(0, BLOCK_INNER)
+    total = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
+    level = tl.zeros((BLOCK_INNER, BLOCK_ROWS), tl.float32)
+    for step in range(tl.cdiv(end - begin, BLOCK_INNER)):
+        start = begin + step * BLOCK_INNER
+        at = start.to(tl.int64) * num_filters + (index[:, None] * num_filters + own[None, :])
+        here = (start + index < end)[:, None] & exists[None, :]
+        grad = load_masked(grad_ptr, relu_ptr, at, here, RELU)
+        winner = tl.load(winner_ptr + at, mask=here, other=0).to(tl.int32)
+        level += grad.to(tl.float32)
+        # past the end, the last position is read again, where the gradient counts as zero
+        image, row, col = _position(tl.minimum(start + index, end - 1), out_height, out_width)
+        first_image = start // (out_height * out_width)
+        images_ptr = x_ptr + first_image.to(tl.int64) * (height * width * channels)
+        corner = (image - first_image) * height + row * (POOL * STRIDE[0])
+        corner = (corner * width + col * (POOL * STRIDE[1])) * channels
+        for place in tl.static_range(POOL * POOL):
+            inner = (place // POOL * STRIDE[0] * width + place % POOL * STRIDE[1]) * channels
+            x = tl.load(images_ptr + ((corner + inner)[:, None] + shift[None, :]))
+            part = tl.where(winner == place, grad, tl.zeros_like(grad))
+            total = tl.dot(tl.trans(part), x, total, input_precision=PRECISION)
+    out = out_ptr + split.to(tl.int64) * num_filters * length + own[:, None] * length + weights[None, :]
+    tl.store(out, total, mask=exists[:, None] & (weights < length)[None, :])
+    if block % across == 0:
+        tl.store(sums_ptr + split * num_filters + own, tl.sum(level, 0), mask=exists)
+
+
 @triton.jit(do_not_specialize=["filters", "leads", "heights", "channels", "full_channels"])
 def _pack_kernel(
     weights, out_ptr, filters, leads, heights, channels, full_channels,
@@ -302,10 +356,12 @@ def _spread_kernel(
     unit = tl.arange(0, UNITS)
     tap = unit // channels
     row = position // out_width
-    col = (position - row * out_width)[:, None] - margin + (tap * step)[None, :]
-    inside = (position < num_positions)[:, None] & (tap < COLS)[None, :] & (col >= 0) & (col < width)
+    col = position - row * out_width - margin
+    seen = col[:, None] + (tap * step)[None, :]
+    inside = (position < num_positions)[:, None] & (tap < COLS)[None, :] & (seen >= 0) & (seen < width)
     x_ptr += (first // out_width).to(tl.int64) * width * channels
-    at = ((row - first // out_width)[:, None] * width + col) * channels + (unit % channels)[None, :]
+    at = (((row - first // out_width) * width + col) * channels)[:, None]
+    at += (tap * step * channels + unit % channels)[None, :]
     value = tl.load(x_ptr + at, mask=inside, other=0.0)
     out = out_ptr + first.to(tl.int64) * UNITS + (tl.arange(0, BLOCK)[:, None] * UNITS + unit[None, :])
     tl.store(out, value, mask=(position < num_positions)[:, None])
@@ -317,8 +373,8 @@ def spread(pixels: Tensor, out_width: int, cols: int, margin: int, step: int) ->
     units = max(16, triton.next_power_of_2(cols * channels))
     out = pixels.new_empty(number, height, out_width, units)
     num_positions = number * height * out_width
-    _spread_kernel[(triton.cdiv(num_positions, 128),)](
-        pixels, out, num_positions, width, out_width, channels, step, margin, cols, units, 128
+    _spread_kernel[(triton.cdiv(num_positions, SPREAD),)](
+        pixels, out, num_positions, width, out_width, channels, step, margin, cols, units, SPREAD
     )
     return out
 
@@ -405,3 +461,49 @@ def weight_gradient(grad: Tensor, pixels: Tensor, layer: Layer, num_programs: in
 
     inner = 32 if pixels.element_size() == 4 else 64
     return run(Blocks(fitting(layer.filters, (16, 32, 64)), fitting(lengths, (16, 32, 64, 128)), inner, 4, 3))
+
+
+def pooled_weight_gradient(
+    grad: Tensor, out: Tensor | None, winner: Tensor, pixels: Tensor, layer: Layer, pool: int, num_programs: int
+) -> tuple[Tensor, Tensor]:
+    """`weight_gradient` and the bias gradient of a layer of one group, from the gradient after its ReLU and its pool.
+
+    So the gradient before the pool, which has pool × pool as many values, is neither written nor read.
+
+    Args:
+        grad: The gradient after the pool, [positions, filters].
+        out: The output after the ReLU, in the same layout; None if there is no ReLU.
+        winner: The position of the maximum in each window of the pool.
+        pixels: The input with its margins, [N, H, W, channels].
+        layer: The layer.
+        pool: Rows and columns of a window.
+        num_programs: Number of programs that the GPU runs at the same time.
+
+    Returns:
+        Partial sums of both, [splits, weights] and [splits, filters].
+    """
+    height, width, channels = pixels.shape[1:]
+    num_positions, num_filters = grad.shape
+    length = layer.areas[0] * channels
+
+    def run(blocks: Blocks) -> tuple[Tensor, Tensor]:
+        num_blocks = triton.cdiv(num_filters, blocks.rows) * triton.cdiv(length, blocks.cols)
+        splits = max(1, 8 * num_programs // num_blocks)
+        per_split = triton.cdiv(triton.cdiv(num_positions, splits), blocks.inner) * blocks.inner
+        splits = triton.cdiv(num_positions, per_split)
+        partial, sums = (
+            torch.empty(splits, number, dtype=torch.float32, device=grad.device)
+            for number in (num_filters * length, num_filters)
+        )
+        _pooled_weight_kernel[(num_blocks * splits,)](
+            grad, grad if out is None else out, winner, pixels, partial, sums, layer.filter_units[0],
+            num_positions, per_split, channels // unit(channels), height, width,
+            layer.size[0] // pool, layer.size[1] // pool,
+            layer.kernels[0], layer.stride, layer.dilation, unit(channels), layer.filter_unit,
+            out is not None, pool, precision(grad.dtype),
+            blocks.rows, blocks.cols, blocks.inner, num_warps=blocks.warps, num_stages=blocks.stages,
+        )  # fmt: skip
+        return partial, sums
+
+    inner = 32 if pixels.element_size() == 4 else 64
+    return run(Blocks(fitting(layer.filters, (16, 32, 64)), fitting([length], (16, 32, 64, 128)), inner, 4, 3))

@@ -108,7 +108,7 @@ def _program(rows_per_program, BLOCK_COLS: tl.constexpr, FROM_END: tl.constexpr 
 
 
 @triton.jit
-def _load_masked(grad_ptr, out_ptr, at, inside, RELU: tl.constexpr):
+def load_masked(grad_ptr, out_ptr, at, inside, RELU: tl.constexpr):
     """A block of a gradient, with zeros where the output of the ReLU is zero."""
     grad = tl.load(grad_ptr + at, mask=inside, other=0.0)
     if RELU:
@@ -151,7 +151,7 @@ def _bias_kernel(
     total = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
     for start in tl.range(0, rows_per_program, BLOCK_ROWS, num_stages=STAGES):
         at, inside = _tile(first + start, num_rows, cols, num_cols, BLOCK_ROWS)
-        grad = _load_masked(grad_ptr, out_ptr, at, inside, RELU)
+        grad = load_masked(grad_ptr, out_ptr, at, inside, RELU)
         if RELU:
             tl.store(masked_ptr + at, grad, mask=inside)
         total += grad.to(tl.float32)
@@ -182,7 +182,7 @@ def _unpool_kernel(
     total = tl.zeros((BLOCK_ROWS, BLOCK_COLS), tl.float32)
     for start in range(0, rows_per_program, BLOCK_ROWS):
         at, inside = _tile(first + start, num_rows, cols, num_cols, BLOCK_ROWS)
-        grad = _load_masked(grad_ptr, out_ptr, at, inside, RELU)
+        grad = load_masked(grad_ptr, out_ptr, at, inside, RELU)
         total += grad.to(tl.float32)
         winner = tl.load(winner_ptr + at, mask=inside, other=0).to(tl.int32)
         position = first + start + tl.arange(0, BLOCK_ROWS)
