@@ -33,7 +33,7 @@ _SIZES = [
 """Arguments for which Triton does not specialise a kernel, so that new values need no compilation."""
 PACKED_ROWS = 16
 """Rows of packed weights that a program writes. The rows of each tap are a multiple of this number."""
-SPREAD = 512
+SPREAD = 1024
 """Number of positions that a program of `spread` writes."""
 SUMS = 1 << 22
 """Number of partial sums that are cheap to add. Small layers are split until they have this number."""
@@ -505,5 +505,4 @@ def pooled_weight_gradient(
         )  # fmt: skip
         return partial, sums
 
-    inner = 32 if pixels.element_size() == 4 else 64
-    return run(Blocks(fitting(layer.filters, (16, 32, 64)), fitting([length], (16, 32, 64, 128)), inner, 4, 3))
+    return run(Blocks(fitting(layer.filters, (16, 32, 64)), fitting([length], (16, 32, 64, 128)), 32, 4, 3))
