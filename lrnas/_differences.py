@@ -29,6 +29,8 @@ def tell_differences(found: Sequence[tuple[str, Any, Any]]) -> str:
 
 
 def _shown(value: Any) -> str:
+    if value is None:
+        return "not given"
     is_list = isinstance(value, list) and all(isinstance(each, str) for each in value)
     text = ",".join(value) if value and is_list else repr(value)  # as on a command line
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"

@@ -21,6 +21,7 @@ def print_estimate(estimate: Estimate) -> None:
         marks = ["reference"] * network.is_reference
         limits = ", ".join(f"--{limit.replace('_', '-')}" for limit in network.beyond)
         marks += [f"left out: {limits}"] if limits else []
+        marks += ["in the study already"] * network.is_known
         table.add_row(
             network.name, f"{network.macs:,}", f"{network.share:.3f}", f"{network.params:,}", ", ".join(marks)
         )

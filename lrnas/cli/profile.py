@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lrnas._quantities import check_dtype
 from lrnas.cli.options import FILE, add_command, add_device, add_option, add_settings, call, needs_extra
-from lrnas.cli.output import make_console, make_table, print_result
+from lrnas.cli.output import make_console, make_table, print_result, say
 from lrnas.errors import LrnasError
 from lrnas.searching.settings import FEW, SIDE, TEXT, WHOLE
 
@@ -70,9 +70,11 @@ def _profile(options: argparse.Namespace) -> None:
     from lrnas.profiling.profile import profile
 
     result = call(profile, options, networks=options.sources)
+    print_result(options, result.to_dict, lambda: _print_profile(result))
     if options.plot is not None:
         plot_times(result, options.plot)
-    print_result(options, result.to_dict, lambda: _print_profile(result))
+        if not options.json:
+            say(f"Written: {options.plot}")
 
 
 def _check(options: argparse.Namespace) -> None:

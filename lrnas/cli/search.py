@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lrnas.study.levels import Outcome
     from lrnas.study.study import Study, Trial
 
-ONLY_FIRST = "The front has only networks with which every search begins; a larger --budget may find better ones."
+ONLY_FIRST = "The front has only networks with which every search begins"
 """Remark on a front without networks that the sampler proposed."""
 
 
@@ -160,7 +160,7 @@ def _delete(options: argparse.Namespace) -> None:
 
     def show() -> None:
         for name, number in deleted.trials.items():
-            say(f"Deleted: study {name}, {number:,} trials")
+            say(f"Deleted: study {name}, {number:,} trial{'s' * (number != 1)}")
         if deleted.folder is not None:
             say(f"Deleted: folder {deleted.folder}")
 
@@ -312,7 +312,7 @@ def _print_front(study: Study, level: str) -> None:
         console.print(f"Latency on {latency['hardware']}, {batch}: the sum of measured layers (docs/profile.md).")
     console.print("Accuracy on validation images, after the training of the search; `lrnas retrain` tests networks.")
     if all(trial.point for trial in front):
-        console.print(ONLY_FIRST)
+        console.print(f"{ONLY_FIRST}; {_tell_what_helps(study)} may find better ones.")
     for outcome in _short_outcomes(study):
         console.print(str(outcome))
 
@@ -356,7 +356,7 @@ def _print_level(study: Study, level: str) -> None:
     if level != FULL:
         return
     if all(final.point or final.known_as for final in finals if final.identity in front):
-        console.print(ONLY_FIRST)
+        console.print(f"{ONLY_FIRST}; {_tell_what_helps(study)} may find better ones.")
     for outcome in compare_with_references(finals, study.beat):
         console.print(str(outcome))
     left, number = count_left(study, finals)
@@ -366,6 +366,12 @@ def _print_level(study: Study, level: str) -> None:
             f"{some_of(left, number)} on the front of the short trainings, see "
             f"`lrnas front {study.name} --level short`; a larger --finals trains more."
         )
+
+
+def _tell_what_helps(study: Study) -> str:
+    """What may find better networks, in words."""
+    left = study.budget - study.spent() + study.running()
+    return f"the rest of its {study.budget} trials" if left > 0 else "a larger --budget"
 
 
 def _front_table(study: Study) -> pd.DataFrame:

@@ -351,8 +351,13 @@ def make_packed(
     counts = np.bincount(train.labels, minlength=len(classes))
     for title, source in sources.items():
         if missing := [classes[i] for i in np.unique(source.labels) if not counts[i]]:
+            if found.note:  # lrnas has split them
+                raise DataError(
+                    "every class needs at least 3 images, one each for training, validation and tests; got one for "
+                    f"{first_few(missing)} in {name}; add images"
+                )
             raise DataError(
-                f"every class needs training images; {name} has {first_few(missing)} only in {title}; add training "
+                f"every class needs training images; {name} has {first_few(missing)} only in {title}/; add training "
                 "images"
             )
     if {"val", "test"} <= sources.keys():

@@ -84,6 +84,7 @@ def _estimate(estimate: Estimate) -> str:
     for network in estimate.networks:
         marks = ["reference"] * network.is_reference
         marks += [f"left out: {', '.join(network.beyond)}"] if network.beyond else []
+        marks += ["in the study already"] * network.is_known
         networks.append(
             (network.name, f"{network.macs:,}", f"{network.share:.3f}", f"{network.params:,}", ", ".join(marks))
         )

@@ -92,6 +92,8 @@ class NamedNetwork:
     """Number of parameters as deployed."""
     beyond: tuple[str, ...]
     """The limits that leave it out; budget if other named networks come first."""
+    is_known: bool = False
+    """Whether the study has it already."""
 
 
 @in_help
@@ -279,7 +281,7 @@ def _estimate(settings: SearchSettings) -> Estimate:
         space=settings.space,
         num_parameters=training.space.dimension,
         num_points=training.space.size,
-        networks=_named_networks(prepared),
+        networks=_named_networks(prepared, study),
         data=training.data.name,
         train_images=train_images,
         val_images=val_images,
@@ -362,15 +364,18 @@ def _left(
     return left
 
 
-def _named_networks(prepared: Preparation) -> tuple[NamedNetwork, ...]:
+def _named_networks(prepared: Preparation, study: Study | None) -> tuple[NamedNetwork, ...]:
     training, limits = prepared.training, prepared.limits
+    known = set() if study is None else {trial.point for trial in study.trials if trial.status != "waiting"}
     dense, left, found = training.dense_macs(), training.settings.budget, []
     for name, network in training.named().items():
         costs = training.cost(network)
         macs, beyond = int(costs["macs"]), tuple(limits.excess(costs)) or ("budget",) * (left == 0)
         left -= not beyond
         is_reference = name in training.space.points
-        found.append(NamedNetwork(name, is_reference, macs, macs / dense, int(costs["params"]), beyond))
+        is_known = name in known
+        beyond = () if is_known else beyond
+        found.append(NamedNetwork(name, is_reference, macs, macs / dense, int(costs["params"]), beyond, is_known))
     return tuple(found)
 
 

@@ -98,13 +98,14 @@ def pick_workers(
         timeout: As in `Workers`.
 
     Raises:
-        LrnasError: A number is not possible, or this machine has fewer GPUs.
+        LrnasError: A number is not possible, or this machine has fewer CPUs or GPUs.
     """
     if gpus_per_trial is None:
         gpus_per_trial = 0.25 if torch.cuda.is_available() else 0
     workers = Workers(cpus_per_trial, gpus_per_trial, concurrency, address, files, timeout=timeout)
     if address is None and not ray.is_initialized():
         _check_room("GPU", workers.gpus, torch.cuda.device_count())
+        _check_room("CPU", workers.cpus, os.cpu_count() or 1)  # Ray may count fewer, in a container
     return workers
 
 

@@ -141,6 +141,8 @@ class SearchTraining:
             self.remarks.append(f"networks start from the weights in {self.start.file}{rest}")
         self.input_size = self.recipe.crop or size
         self.remarks += self._tell_little(self._varying_share())
+        if settings.final_epochs is not None and not settings.finals:
+            self.remarks.append(f"--final-epochs {settings.final_epochs} has no effect without finals (--finals 0)")
         first = settings.min_epochs
         if first is None and self.recipe.schedule == "one_cycle":
             # the learning rate is high until shortly before the end: accuracies rank networks only then (docs/proxy.md)

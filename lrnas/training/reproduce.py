@@ -22,7 +22,7 @@ from lrnas._messages import logger
 from lrnas.arch.backbone_shapes import smallest_input
 from lrnas.data.catalog import load_set
 from lrnas.data.in_memory import DataSet
-from lrnas.data.names import IMAGE_MEMORY, is_in_files, short_name
+from lrnas.data.names import IMAGE_MEMORY, is_in_files, short_name, shown_name
 from lrnas.errors import DataError, LrnasError
 from lrnas.models.paper import family_table, find_point, get_point
 from lrnas.models.plan import has_norms, resolve_backbone, training_size
@@ -163,6 +163,12 @@ def reproduce(
     for what, number in (("seeds", seeds), ("workers", workers)):
         if number < 1:
             raise LrnasError(f"the number of {what} must be at least 1; got {number}; give a larger one")
+    study, _, trial = source.partition(":")
+    if trial.isdigit():
+        raise LrnasError(
+            f"`lrnas reproduce` trains networks by name or from a file; got {source}, a network of a study; use "
+            f"`lrnas retrain {study} --trials {trial}`"
+        )
     name, architecture = read_source(source)
     summary = summarise(name, architecture)
     backbone, with_norm = resolve_backbone(architecture)
@@ -268,6 +274,7 @@ def _run(label: str, job: Job, data: DataSet, file: Path, execution: _Execution)
     return {
         "architecture": job.architecture.to_dict(),
         "identity": job.identity(data),
+        "data_name": shown_name(data.name),
         "status": result.status,
         "test_accuracy": accuracy,
         "test_loss": loss,

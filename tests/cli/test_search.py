@@ -20,7 +20,7 @@ from lrnas.errors import Terminated
 from lrnas.reporting.report import make_report
 from lrnas.study.levels import read_level
 from lrnas.study.location import Whereabouts
-from lrnas.study.manifest import MANIFEST, StudyError, check_manifest, keep_limits
+from lrnas.study.manifest import BUDGET, MANIFEST, StudyError, check_manifest, keep_limits
 from lrnas.study.objectives import Limits
 from lrnas.study.open import open_study
 
@@ -63,6 +63,11 @@ def test_a_front_without_networks_that_the_sampler_proposed(tmp_path: Path, caps
 
     search = make_search(tmp_path / "s")
     assert is_told()
+    stored, number = make_proposals(tmp_path / "s").study, len(search.trials)
+    for budget, advice in ((number, "a larger --budget"), (number + 3, f"the rest of its {number + 3} trials")):
+        stored.optuna_study.set_user_attr(BUDGET, budget)
+        assert main(["front", "s", "--studies", str(tmp_path)]) == 0
+        assert f"; {advice} may find better ones." in " ".join(capsys.readouterr().out.split())
     proposals = make_proposals(tmp_path / "s")
     proposal = proposals.ask()
     assert proposal is not None

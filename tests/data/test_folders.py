@@ -231,6 +231,20 @@ def test_bad_layouts_are_one_line(how: str, message: str, tmp_path: Path, capsys
     assert captured.out == "" and captured.err.count("\n") == 1
 
 
+def test_classes_with_too_few_images_for_all_splits(tmp_path: Path) -> None:
+    """The images are not split in the folder, so every class needs one for each split."""
+    few = "at least 2 training images, because one is used for validation; got one for a in "
+    none = "at least 3 images, one each for training, validation and tests; got one for a in "
+    for number, message in ((1, none), (2, few)):
+        root = tmp_path / str(number)
+        for label, count in (("a", number), ("b", 9)):
+            (root / label).mkdir(parents=True)
+            for i in range(count):
+                Image.new("RGB", (40, 40)).save(root / label / f"{i}.png")
+        with pytest.raises(DataError, match=message):
+            load(root)
+
+
 def test_sizes_shares_and_names() -> None:
     for given, least, rule in ((8, 32, "this network needs images of"), (0, 1, "^images must have")):
         with pytest.raises(DataError, match=f"{rule} at least {least}×{least} pixels; got {given}; give a larger `ima"):

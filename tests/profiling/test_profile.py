@@ -64,6 +64,8 @@ def test_layers_and_networks_are_compared_with_the_baseline(
     assert main(["profile", "nin-c3-lr", "nin-c3", *options, "--json", "--plot", str(picture)]) == 0
     data = json.loads(capsys.readouterr().out)
     assert picture.stat().st_size > 10_000
+    assert main(["profile", "nin", *options, "--no-layers", "--no-training", "--plot", str(picture)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"Written: {picture}"
     base, low, _ = data["networks"]
     assert [network["name"] for network in data["networks"]] == ["nin", "nin-c3-lr", "nin-c3"]
     assert base["baseline"] == low["baseline"] == "nin" and set(base["share"].values()) == {1.0}

@@ -594,6 +594,39 @@ def test_the_chart_offers_and_explains_only_what_it_has_in_a_browser(browser: An
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("width", [1280, 400])
+def test_filters_in_a_card_are_labelled_where_there_is_room_in_a_browser(
+    browser: Any, tmp_path: Path, width: int
+) -> None:
+    tab = Tab(browser, write(tmp_path / "report.html", make_report([make_search()])), width, 900)
+    labels = """() => {
+      const found = [];
+      for (let number = 2; number < 190; number += 3) {
+        const bar = filterBar({ groups: [[3, 1, number, "kx1"], [1, 3, 192 - number, "1xk"]] }, 192);
+        document.body.append(bar);
+        for (const group of bar.querySelectorAll(".group")) {
+          const text = document.createRange(), box = group.getBoundingClientRect();
+          text.selectNodeContents(group);
+          const { left, right, top } = text.getBoundingClientRect();
+          found.push(top >= box.bottom ? "hidden" : left >= box.left && right <= box.right ? "whole" : "cut");
+        }
+      }
+      return found;
+    }"""
+    shown = tab.page.evaluate(labels)
+    assert set(shown) == {"hidden", "whole"} and shown.count("whole") > shown.count("hidden")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("digits", [0, 1, 2, 3])
+def test_the_page_rounds_as_python_in_a_browser(browser: Any, tmp_path: Path, digits: int) -> None:
+    tab = Tab(browser, write(tmp_path / "report.html", make_report([make_search()])), 1280, 900)
+    values = [*(i / 64 for i in (*range(-300, -64), *range(300))), *(i / 1000 for i in range(1, 3000, 7))]
+    shown = tab.page.evaluate("([values, digits]) => values.map((value) => fixed(value, digits))", [values, digits])
+    assert shown == [f"{value:.{digits}f}" for value in values]
+
+
+@pytest.mark.slow
 def test_names_lie_beside_the_axis_and_the_line_in_a_browser(browser: Any, tmp_path: Path) -> None:
     """Two networks at the two ends of a short front with long error bars."""
     search = make_search()

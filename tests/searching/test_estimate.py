@@ -129,7 +129,8 @@ def test_cheap_and_expensive_networks_are_measured() -> None:
 
 
 def test_named_networks_beyond_the_budget_are_marked() -> None:
-    networks = _named_networks(prepare_search(SearchSettings(space="nin", budget=4, data="digits", max_macs=8_000_000)))
+    prepared = prepare_search(SearchSettings(space="nin", budget=4, data="digits", max_macs=8_000_000))
+    networks = _named_networks(prepared, None)
     assert [network.beyond for network in networks[:2]] == [("max_macs",)] * 2
     within = [network.beyond for network in networks if network.beyond != ("max_macs",)]
     assert within == [()] * 4 + [("budget",)] * (len(within) - 4) and len(within) > 4
@@ -240,6 +241,10 @@ def test_a_dry_run_is_about_what_is_left(
     assert estimate(2)[0][SHORT] == 0
 
     train_all(proposals, 20)
+    named = lrnas.estimate(
+        "nin", budget=2, max_macs=1e6, progress=False, **common
+    ).networks  # both are smaller than before
+    assert {(network.is_known, network.beyond) for network in named} == {(True, ())}
     runs, remark = estimate(20)
     assert runs[SHORT] == 0 < runs[FULL] and "with 0 of 20 trials left" in remark
     over = "s exists and is complete: nothing would be trained; a larger --budget extends it"

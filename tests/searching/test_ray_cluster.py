@@ -76,6 +76,14 @@ def test_more_gpus_than_there_are_are_refused_before_anything_is_loaded(monkeypa
         lrnas.retrain("nin-digits", gpus_per_trial=2)
 
 
+def test_more_cpus_than_there_are_are_refused_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lrnas.searching.setup.load_set", lambda *_, **__: pytest.fail("data are loaded"))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    for call in (lrnas.search, lrnas.estimate):
+        with pytest.raises(LrnasError, match="`cpus_per_trial` must be at most the number of CPUs, 2; got 8"):
+            call("nin", budget=2, cpus_per_trial=8, progress=False)
+
+
 def test_from_python_the_options_are_keywords() -> None:
     with pytest.raises(LrnasError, match="`concurrency` must be at least 1; got -1"):
         lrnas.search("nin", budget=1, gpus_per_trial=0, concurrency=-1)

@@ -70,6 +70,13 @@ def test_a_remark_says_if_a_space_can_save_little(model: str, share: str, tmp_pa
     assert remarks[1:] == ([f"{told}(docs/choosing.md)"] if share else [])
 
 
+def test_a_remark_says_that_epochs_of_finals_have_no_effect() -> None:
+    for finals, told in ((0.5, []), (0.0, ["--final-epochs 9 has no effect without finals (--finals 0)"])):
+        settings = SearchSettings(space="nin", budget=1, finals=finals, final_epochs=9)
+        remarks = SearchTraining(settings, load_space("nin"), "digits", None).remarks
+        assert [remark for remark in remarks if "final" in remark] == told
+
+
 def test_a_remark_says_if_batches_are_smaller_than_the_recipe_s(tmp_path: Path) -> None:
     write_set(tmp_path, {"train": 100, "val": 70, "test": 1})
 

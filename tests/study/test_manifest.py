@@ -90,7 +90,7 @@ def test_what_follows_from_a_changed_setting_is_not_told() -> None:
     batch = told(settings={**begun["settings"], "latency_batch": 8}, latency={**timed, "batch": 8})
     assert batch == "`latency_batch` was 1, now 8"
     start = told(settings={**begun["settings"], "start_from": "b.pth"}, start_from="0123")
-    assert start == "`start_from` was None, now 'b.pth'"
+    assert start == "`start_from` was not given, now 'b.pth'"
     assert told(latency={**timed, "hardware": "b"}) == f"latency.hardware was '{'a' * 59}…, now 'b'"
     images = told(data="others", image_size=99, recipe={**begun["recipe"], "lr": 9.0})
     assert images == "the images were those of digits, now others"

@@ -157,7 +157,7 @@ def test_a_study_cannot_continue_with_another_training_function() -> None:
     check_manifest(study, {"recipe": recipe})
     check_manifest(study, {"recipe": recipe, "trainable": None})
     with pytest.raises(
-        StudyError, match="`trainable` was None, now 'mine:train'; give the earlier ones, or another `name`"
+        StudyError, match="`trainable` was not given, now 'mine:train'; give the earlier ones, or another `name`"
     ):
         check_manifest(study, {"recipe": recipe, "trainable": "mine:train"})
 

@@ -167,6 +167,11 @@ def test_bad_arguments(arguments: list[str], message: str, tmp_path: Path, capsy
     assert code == 2 and message in last and len(lines) <= 2  # the first one may say what is trained
 
 
+def test_networks_of_a_study_are_trained_by_another_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "nin-digits:12"]) == 2
+    assert "use `lrnas retrain nin-digits --trials 12`" in capsys.readouterr().err
+
+
 def test_an_unwritable_folder_is_one_line(thin: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(LrnasError, match="cannot write"):

@@ -14,7 +14,15 @@ function make(tag, attributes = {}, ...children) {
 
 const byId = (id) => document.getElementById(id);
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const percent = (value, digits = 2) => (value == null ? "–" : (100 * value).toFixed(digits) + " %");
+/** A number with some decimals. Of two that are equally near, the last digit is even, as in Python: 3.125 is 3.12. */
+function fixed(value, digits) {
+  const halves = Math.abs(value) * 2 ** (digits + 1);
+  if (halves % 2 !== 1) return value.toFixed(digits);
+  const below = Math.floor(Math.abs(value) * 10 ** digits);
+  return (Math.sign(value) * (below + below % 2) / 10 ** digits).toFixed(digits);
+}
+
+const percent = (value, digits = 2) => (value == null ? "–" : fixed(100 * value, digits) + " %");
 // not toLocaleString, which makes the page open about 30 ms later
 const whole = (value) => (value == null ? "–" : String(value).replace(/\B(?=(\d{3})+$)/g, ","));
 const formatShape = (shape) => shape.replace("x", "×");

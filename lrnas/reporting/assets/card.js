@@ -74,8 +74,7 @@ function filterBar(layer, widest) {
   const groups = layer.groups.map(([rows, columns, number, kind]) => {
     const share = number / total;
     const text = `${rows}×${columns} ${number}`;
-    const roomy = share * total / widest > 0.16;
-    return make("div", { class: kind === "1x1" ? "group pale" : "group", title: `${text} filters`, style: `background:${page.data.shades[kind]};width:${100 * share}%` }, roomy ? text : "");
+    return make("div", { class: kind === "1x1" ? "group pale" : "group", title: `${text} filters`, style: `background:${page.data.shades[kind]};width:${100 * share}%` }, text);
   });
   const width = `width:${(70 * total / widest).toFixed(1)}%`;
   const label = layer.groups.map(([rows, columns, number]) => `${number} of ${rows}×${columns}`).join(", ");

@@ -102,7 +102,7 @@ function describe(network) {
   const accuracy = [`${percent(network.accuracy)} after ${network.epochs} epochs`];
   if (network.final) {
     const { promised } = network.final;
-    accuracy.unshift(`${describeRuns(network.final)}, in full${promised == null ? "" : `; promised: ${(100 * promised[0]).toFixed(2)} ± ${(100 * promised[1]).toFixed(2)} %`}`);
+    accuracy.unshift(`${describeRuns(network.final)}, in full${promised == null ? "" : `; promised: ${fixed(100 * promised[0], 2)} ± ${fixed(100 * promised[1], 2)} %`}`);
   }
   return [`<b>${plain(titleOf(network))}</b>${hasSeveral() ? ` of ${plain(network.study.name)}` : ""}`, ...accuracy, describeCosts(network.study, network), ...shown].join("<br>");
 }
@@ -273,7 +273,7 @@ function drawFront() {
   const top = Math.max(...every.full.map((p) => p.y));
   const best = Math.max(...[...every.full, ...every.partial].map((p) => p.y));
   const label = `Validation accuracy against ${currentAxis().label}: ${every.full.length} networks ${isFinal ? "trained in full" : `after ${trainings}`}, ${every.partial.length} ${faint}, ` +
-    `at best ${best.toFixed(2)} %. The table of all trials has the numbers.`;
+    `at best ${fixed(best, 2)} %. The table of all trials has the numbers.`;
   draw("front", label, traces, {
     xaxis: { title: { text: currentAxis().label }, type: page.scale, range: ranges.x, ...costTicks("front", ranges.x) },
     yaxis: { title: { text: "validation accuracy, %" }, range: ranges.y },

@@ -15,8 +15,8 @@ function trialLink(studyName, number, name) {
 /** Name of a network trained again, with its trial if it has a name of its own. */
 const finalTitle = ({ name, trial }) => (trial == null ? name : titleOf({ name, number: trial }));
 const studyOf = (one) => page.data.studies.find((study) => study.name === one.study);
-const spread = (final) => (final.deviation == null ? "" : ` ± ${(100 * final.deviation).toFixed(2)}`);
-const testAccuracy = (final) => (final.mean == null ? "–" : `${(100 * final.mean).toFixed(2)}${spread(final)} %`);
+const spread = (final) => (final.deviation == null ? "" : ` ± ${fixed(100 * final.deviation, 2)}`);
+const testAccuracy = (final) => (final.mean == null ? "–" : `${fixed(100 * final.mean, 2)}${spread(final)} %`);
 
 /** Results of the runs of a network in one line. */
 function describeRuns(final) {
@@ -137,7 +137,7 @@ function fillTable(id, titles, rows) {
 function drawVerdicts() {
   const { tested } = page.data;
   const several = tested.length > 1;
-  const points = (value) => (value == null ? "–" : (value < 0 ? "−" : "+") + Math.abs(100 * value).toFixed(2));
+  const points = (value) => (value == null ? "–" : (value < 0 ? "−" : "+") + fixed(Math.abs(100 * value), 2));
   const rows = tested.flatMap((one) => one.verdicts.map((verdict) => {
     const own = one.finals.find((final) => final.is_reference && final.name === verdict.point);
     return [trialLink(one.study, own?.trial, verdict.point), ...(several ? [one.name] : []), verdict.kind,

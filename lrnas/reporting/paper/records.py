@@ -23,7 +23,9 @@ class Runs(OverSeeds):
     network: str
     architecture: Architecture
     data: str
-    """Data set as named in the records: its name, or the identity of a folder of images."""
+    """Identity of the data set: its name, or for images in files a hash."""
+    data_name: str
+    """Name of the data set."""
     recipe: str
     """Name of the recipe."""
     fields: Mapping[str, Any]
@@ -109,6 +111,7 @@ def _merge(by_seed: Mapping[int, list[dict[str, Any]]]) -> Runs:
         first["network"],
         Architecture.from_dict(first["architecture"]),
         first["identity"]["data"],
+        str(first.get("data_name") or first["identity"]["data"]),
         first.get("recipe_name", "?"),
         Recipe.complete(first["identity"]["recipe"]),
         int(first["macs"]),

@@ -130,9 +130,9 @@ def other_data(sources: Sources) -> PanelFigure:
             "multiply-accumulates, millions",
             "test accuracy, %",
             tuple(_measured(group, lambda runs: runs.macs / 1e6)),
-            data,
+            group[0].data_name,
         )
-        for data, group in groups.items()
+        for group in groups.values()
     ]
     every = [runs for group in groups.values() for runs in group]
     footer = (

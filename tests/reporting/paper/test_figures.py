@@ -131,6 +131,9 @@ def test_a_folder_of_images_can_be_the_data_of_a_table(tmp_path: Path) -> None:
     elsewhere = Sources(tmp_path)
     assert make_paper_figure("table1", elsewhere).panels[0].series[1].marks == ()
     assert make_paper_figure("other-data", elsewhere).panels[0].title == "folder:12ab"
+    file = write_record(tmp_path / "later" / "reproduce", "vgg-gmp-lr", 0, 0.66, data="folder:12ab")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"data_name": "folder:photos"}))
+    assert make_paper_figure("other-data", Sources(tmp_path / "later")).panels[0].title == "folder:photos"
     named = Sources(tmp_path, {"table1": "folder:12ab"})
     assert marks(make_paper_figure("table1", named), 0, 1) == {"vgg-gmp-lr": pytest.approx((2.518134440, 66.0))}
     with pytest.raises(NothingToDraw, match=r"found none in .*/reproduce"):
