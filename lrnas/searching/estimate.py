@@ -15,7 +15,7 @@ import os
 import shutil
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import optuna
 import torch
+from optuna.trial import TrialState
 
 from lrnas._arguments import checked
 from lrnas._field_docs import in_help
@@ -70,6 +71,8 @@ STOPPED_EPOCHS = 0.7
 """Mean share of the epochs that networks are trained for with early stopping (results/search: 0.68 and 0.70)."""
 ATTRIBUTE_BYTES = 15_000
 """Bytes that a trial takes in the database, about."""
+TRAINED = ("completed", "stopped", "diverged")
+"""Status of trials that are over and were trained."""
 BUSY = 0.15
 """If other programs take a larger share of the cores than this, the estimate says so."""
 SHOWN_GPUS = (1, 2, 4, 8)
@@ -244,7 +247,9 @@ def _estimate(settings: SearchSettings) -> Estimate:
         data.check_readable()
     logger.info("measuring how fast networks train here, for some seconds")
     machine = _measure(prepared, settings, None if pack is None else pack.gpu_bytes)
-    trials, ask_seconds = _rehearse(prepared, settings, max(1, machine.gpus) * machine.at_a_time)
+    done = [] if study is None else _done(study)
+    rest, ask_seconds = _rehearse(prepared, settings, max(1, machine.gpus) * machine.at_a_time, study)
+    trials = done + rest
     planned = _plan(trials, machine, training.levels, settings.finals)
     runs = planned if study is None else _left(planned, prepared, settings, study)
     train_images, val_images, _ = (len(data.train), len(data.val), 0) if packing else data.counts
@@ -364,18 +369,37 @@ def _left(
     return left
 
 
+def _done(study: Study) -> list[_Trial]:
+    """The trials of a study that exists that are over, as far as they count towards its budget."""
+    trained = [trial for trial in study.trials if trial.status in TRAINED]
+    found = [_Trial(trial.macs, trial.params, trial.is_reference, trial.point is None) for trial in trained]
+    return list(islice(cycle(found), num_ended(study)))  # others could not be trained
+
+
+def _left_to_train(named: Mapping[str, Architecture], study: Study | None) -> dict[str, Architecture]:
+    """The named networks that a search would train, in this order: first those that wait in the study's queue."""
+    if study is None:
+        return dict(named)
+    known = {trial.point for trial in study.trials if trial.status in {*TRAINED, "running"}}
+    waiting = [str(trial.user_attrs.get("point")) for trial in study.optuna_trials((TrialState.WAITING,))]
+    order = dict.fromkeys([*waiting, *named])
+    return {name: named[name] for name in order if name in named and name not in known}
+
+
 def _named_networks(prepared: Preparation, study: Study | None) -> tuple[NamedNetwork, ...]:
     training, limits = prepared.training, prepared.limits
-    known = set() if study is None else {trial.point for trial in study.trials if trial.status != "waiting"}
-    dense, left, found = training.dense_macs(), training.settings.budget, []
-    for name, network in training.named().items():
-        costs = training.cost(network)
-        macs, beyond = int(costs["macs"]), tuple(limits.excess(costs)) or ("budget",) * (left == 0)
-        left -= not beyond
+    named = training.named()
+    costs = {name: training.cost(network) for name, network in named.items()}
+    queue = _left_to_train(named, study)
+    new = [name for name in queue if not limits.excess(costs[name])]
+    left = training.settings.budget - (0 if study is None else num_ended(study))
+    late, dense, found = set(new[max(0, left) :]), training.dense_macs(), []
+    for name in named:
+        macs, params = int(costs[name]["macs"]), int(costs[name]["params"])
+        is_known = name not in queue
+        beyond = () if is_known else tuple(limits.excess(costs[name])) or ("budget",) * (name in late)
         is_reference = name in training.space.points
-        is_known = name in known
-        beyond = () if is_known else beyond
-        found.append(NamedNetwork(name, is_reference, macs, macs / dense, int(costs["params"]), beyond, is_known))
+        found.append(NamedNetwork(name, is_reference, macs, macs / dense, params, beyond, is_known))
     return tuple(found)
 
 
@@ -591,7 +615,9 @@ def _accuracy(macs: float, lowest: float) -> float:
     return 0.95 - 0.2 * math.sqrt(lowest / max(macs, lowest))
 
 
-def _rehearse(prepared: Preparation, settings: SearchSettings, at_a_time: int) -> tuple[list[_Trial], float]:
+def _rehearse(
+    prepared: Preparation, settings: SearchSettings, at_a_time: int, begun: Study | None = None
+) -> tuple[list[_Trial], float]:
     """The trials of a search as they are expected, and the seconds that a proposal takes.
 
     The sampler proposes some networks; others are expected to cost the same.
@@ -600,6 +626,7 @@ def _rehearse(prepared: Preparation, settings: SearchSettings, at_a_time: int) -
         prepared: The search.
         settings: Its settings.
         at_a_time: Number of trials at a time: the sampler does not know the outcome of those in training.
+        begun: The study that the search continues; None: it begins anew. Only what is left to train is returned.
     """
     training, goals = prepared.training, pick_objectives(("accuracy", "macs"))
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -609,8 +636,9 @@ def _rehearse(prepared: Preparation, settings: SearchSettings, at_a_time: int) -
         Ledger(study), training.space, training.cost, prepared.limits, training.guess, beat=settings.beat
     )
     record.sampler = make_sampler(settings.sampler, settings.seed, proposals)
-    proposals.enqueue(training.named())
-    if prepared.feasible is not None:
+    proposals.enqueue(_left_to_train(training.named(), begun))
+    budget = settings.budget - (0 if begun is None else num_ended(begun))
+    if prepared.feasible is not None and (begun is None or not begun.spent()):
         record.enqueue_trial(prepared.feasible)
     trials: list[_Trial] = []
     proposed: list[_Trial] = []
@@ -619,10 +647,10 @@ def _rehearse(prepared: Preparation, settings: SearchSettings, at_a_time: int) -
         training.cost(network)["macs"] for network in training.networks_within(prepared.limits, prepared.feasible)
     )
     asked = 0.0
-    while len(trials) < settings.budget and len(proposed) < REHEARSED and asked < REHEARSAL_SECONDS:
+    while len(trials) < budget and len(proposed) < REHEARSED and asked < REHEARSAL_SECONDS:
         started = time.perf_counter()
         try:
-            found = proposals.ask(settings.budget)
+            found = proposals.ask(budget)
         except StudyError:  # the space has no more to offer
             return trials, asked / max(1, len(proposed))
         if found is None:
@@ -642,7 +670,7 @@ def _rehearse(prepared: Preparation, settings: SearchSettings, at_a_time: int) -
             number, accuracy = running.popleft()
             proposals.ledger.report_epoch(number, [accuracy], 1.0)
             proposals.ledger.complete(number, accuracy)
-    trials += islice(cycle(proposed), settings.budget - len(trials))
+    trials += islice(cycle(proposed), budget - len(trials))
     return trials, asked / max(1, len(proposed))
 
 

@@ -209,7 +209,7 @@ class Ladder:
         if not first:
             return None
         is_reference = {identity: self._point_of(trial) is not None for identity, trial in first.items()}
-        references = [first[each] for each in first if is_reference[each]]
+        references = [first[each] for each in first if is_reference[each] and self._is_within(first[each])]
         if num_workers is None and not (is_patient and self._is_first_in_training()):
             return self._choose_any(level, first, is_reference)
         if new := [trial for trial in references if trial.user_attrs["id"] not in self._runs[FULL]]:
@@ -259,6 +259,7 @@ class Ladder:
                 is_first=bool(runs[each]) and "promised" not in runs[each][0].user_attrs,
             )
             for i, each in enumerate(shown)
+            if self._is_within(first[each])
         ]
         return self._mark_counting(contenders), is_full
 
@@ -314,7 +315,7 @@ class Ladder:
         references = (
             self._expected_seconds(trial, FULL)
             for identity, trial in first.items()
-            if identity not in begun and self._point_of(trial) is not None
+            if identity not in begun and self._point_of(trial) is not None and self._is_within(trial)
         )
         return rest + max(self.seconds_left(FULL), sum(references), 0.0)
 
@@ -387,6 +388,11 @@ class Ladder:
         """Expected time of a run, from the time of the short training and the numbers of epochs."""
         seconds, epochs = trial.user_attrs.get("seconds", 0.0), trial.user_attrs.get("epochs", 1)
         return float(seconds / max(1, epochs) * self.levels[level].recipe.epochs)
+
+    def _is_within(self, trial: FrozenTrial) -> bool:
+        """Whether a network is within the limits, which may have changed since it was trained."""
+        costs = {name: float(trial.user_attrs.get(name, 0.0)) for name in ("macs", "params", "latency")}
+        return not self.proposals.limits.excess(costs)
 
     def _point_of(self, trial: FrozenTrial) -> str | None:
         """Name of a trial's network, if it is a reference network."""

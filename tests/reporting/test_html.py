@@ -18,12 +18,13 @@ from filled_studies import fill_study
 from pages import read_data
 from PIL import Image
 from retrainings import FOUND, retrain_by_hand, some_finals
-from small_studies import SPACE, cost, make_finals, make_search
+from small_studies import SPACE, cost, make_finals, make_proposals, make_search
 
 from lrnas.reporting.html import ASSETS, make_page, pack
 from lrnas.reporting.layer_view import SHADES
 from lrnas.reporting.report import PALETTE, Report, make_report
 from lrnas.study.location import Whereabouts
+from lrnas.study.objectives import Limits
 from lrnas.study.retrained import Final, Retrained
 
 EVIL = "<img src=x onerror=alert(1)>"
@@ -640,6 +641,23 @@ def test_names_lie_beside_the_axis_and_the_line_in_a_browser(browser: Any, tmp_p
         .map((box) => box.left >= left && !places.some(({ x, y }) => x > box.left && x < box.right && y > box.top && y < box.bottom));
     }"""  # noqa: E501
     assert tab.page.evaluate(clear).count(True) >= 2 and all(tab.page.evaluate(clear))
+
+
+@pytest.mark.slow
+def test_a_dense_network_that_a_limit_left_out_before_it_was_trained_in_a_browser(browser: Any, tmp_path: Path) -> None:
+    """The study has it twice: beyond the limit, and trained after the limit was raised."""
+    proposals = make_proposals(limits=Limits(max_macs=2e6))
+    proposals.enqueue({"nin": SPACE.points["nin"], "lr-x0.25": SPACE.uniform["lr-x0.25"]})
+    for limits, accuracy in ((proposals.limits, 0.7), (Limits(), 0.9)):
+        proposals.limits = limits
+        proposals.enqueue({"nin": SPACE.points["nin"]})
+        proposal = proposals.ask()
+        assert proposal is not None
+        proposals.ledger.report_epoch(proposal.number, [accuracy], 1.0)
+        proposals.ledger.complete(proposal.number, accuracy)
+    tab = Tab(browser, write(tmp_path / "report.html", make_report([proposals.study])), 1400, 900)
+    row = tab.page.locator("#best tr").filter(has_text="dense").first.inner_text()
+    assert "90.00 %" in row and "trial 2" in row
 
 
 @pytest.mark.slow

@@ -289,6 +289,25 @@ def test_a_dry_run_knows_what_a_limit_has_left_out(tmp_path: Path, monkeypatch: 
     assert not any("continues with" in remark for remark in again.remarks)
 
 
+@pytest.mark.parametrize(("limit", "budget"), [(2e6, 3), (None, 4), (None, 7), (None, 30)])
+def test_a_dry_run_knows_the_networks_that_wait_and_that_a_limit_left_out(
+    limit: float | None, budget: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says which named networks the search would train next, also if the limit has changed."""
+    monkeypatch.setattr(dry_run, "_measure", lambda *_: machine())
+    common: dict[str, Any] = {"data": "digits", "studies": str(tmp_path), "name": "s", "sampler": "random", "finals": 0}
+    train_all(begin_study(SearchSettings(space="nin", budget=2, max_macs=2e6, **common))[0], 2)
+    found = lrnas.estimate("nin", budget=budget, max_macs=limit, progress=False, **common)
+    assert found.levels[0].runs == budget - 2
+    assert {network.name for network in found.networks if network.is_known} == {"dense-x0.25", "lr-x0.5"}
+    assert (found.networks[0].beyond == ("max_macs",)) == (limit is not None)
+    expected = {network.name for network in found.networks if not (network.is_known or network.beyond)}
+    proposals, _ = begin_study(SearchSettings(space="nin", budget=budget, max_macs=limit, **common))
+    train_all(proposals, budget)
+    trained = {trial.point for trial in proposals.study.trials if trial.status == "completed" and trial.point}
+    assert trained == expected | {"dense-x0.25", "lr-x0.5"}
+
+
 def test_a_dry_run_says_that_a_study_would_begin_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dry_run, "_measure", lambda *_: machine())
     common: dict[str, Any] = {"budget": 2, "data": "digits", "studies": str(tmp_path), "name": "s", "finals": 0}

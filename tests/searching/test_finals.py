@@ -27,6 +27,7 @@ from lrnas.study.folder import delete_study, trials_folder
 from lrnas.study.ledger import Ledger
 from lrnas.study.levels import compare_with_references, level_study, read_level, tell_below
 from lrnas.study.manifest import OtherSettings, StudyError
+from lrnas.study.objectives import Limits
 from lrnas.study.open import open_search, open_study
 from lrnas.study.references import find_network
 from lrnas.study.retrained import final_front, read_retrained, retrained_recipes
@@ -88,6 +89,23 @@ def test_the_papers_network_is_first_and_what_follows_was_promised() -> None:
     assert max(trial.accuracy or 0 for trial in proposals.study.trials) == 0.9
     assert runs.study.best().accuracy == 0.95 and runs.study.manifest["level"] == "full"
     assert ladder.seconds("full") == 9.0 * len(runs.study.optuna_trials())
+
+
+def test_networks_beyond_a_later_limit_are_not_trained_in_full() -> None:
+    """They were trained before the limit was set."""
+    proposals = train_some(make_proposals())
+    ladder, runs = climb(proposals)
+    macs = {trial.point: trial.macs for trial in proposals.study.trials}
+    left = ladder.training_left()
+    proposals.limits = Limits(max_macs=macs["dense-x0.25"])
+    assert ladder.training_left() <= left
+    trained = set()
+    while (run := runs.ask()) is not None:
+        trained.add(run.costs["macs"])
+        finish(runs, run, 0.95)
+    assert trained == {macs["lr-x0.25"], macs["dense-x0.25"]}
+    proposals.limits = Limits()
+    assert ask(climb(proposals)[1]).point == "nin-c3-lr"
 
 
 @pytest.mark.parametrize(("beat", "name"), [(None, "dense-x0.25"), (0.1, "lr-x0.25")])

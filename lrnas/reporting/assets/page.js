@@ -89,7 +89,9 @@ function drawBest() {
   const rowOf = (study, title, network) => [title, ...(hasSeveral() ? [study.name] : []), ...accuracyOf(network), formatShare(network.share), whole(network.macs), whole(network.params),
     ...(isTimed ? [network.latency == null ? "–" : `${network.latency.toFixed(3)} ms`] : [])];
   const rows = studies.flatMap((study) => {
-    const own = study.networks.find((network) => network.name === study.dense?.name);
+    // a limit may have left it out before it was trained
+    const named = study.networks.filter((network) => network.name === study.dense?.name);
+    const own = named.find((network) => network.final || network.is_full) ?? named[0];
     const best = study.networks.filter((network) => study.best.includes(network.number) && network !== own).sort((a, b) => b.macs - a.macs);
     const dense = !best.length || !study.dense ? [] : [own ? rowOf(study, cardLink(own, `${titleOf(own)}, dense`), own) : rowOf(study, `${study.dense.name}, dense`, { share: 1, ...study.dense })];
     return [...dense, ...best.map((network) => rowOf(study, cardLink(network), network))];
