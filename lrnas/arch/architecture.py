@@ -378,7 +378,7 @@ class Architecture(NotebookView):
             nin_3x3, nin_deep, or timm:NAME for any CNN of timm.
         layers: Allocations by layer name; "*" is every k×k layer without an entry of its own.
         pool: Final pooling over the whole map: "max" or "avg"; "none" keeps the map (VGG's original 7×7 head).
-        stem_stride: Stride of the first convolution: 1, 2 or 4.
+        stem_stride: Stride of the first convolution: 1, 2 or 4; also of a timm model.
         batch_norm: Whether a batch norm follows every convolution outside the classifiers. A convolution before a batch
             norm has no bias.
         classifier: "linear", "mlp" (the two hidden layers of VGG; "mlp:512" makes them 512 wide) or "conv" (the 1×1

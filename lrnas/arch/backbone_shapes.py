@@ -55,6 +55,11 @@ class PlannedConv(NamedTuple):
     """Kernel size of the backbone's layer."""
     mix: Mix
     stride: int
+    in_channels: int
+    keeps_width: bool = False
+    """Whether other parts of a timm model need its number of outputs."""
+    block: str = ""
+    """The block of a timm model that contains it and that can be left out."""
 
 
 class Step(NamedTuple):
@@ -126,7 +131,7 @@ class Walk:
             mix = cheapest_form(mix, lambda form: mix_cost(form, *sizes, bias=not norm).macs, halves_fold=norm)
         macs, params, biases, out_channels = mix_cost(mix, channels, height, rows, columns, bias=not norm)
         out = (out_channels, rows, columns)
-        self.convs.append(PlannedConv(name, path, kernel, mix, stride))
+        self.convs.append(PlannedConv(name, path, kernel, mix, stride, channels))
         self.costs.append(LayerCost(name, mix.kind, macs, params, biases, out))
         self.steps.append(Step(name, "conv", x, out, (mix, kernel, stride, norm), macs, params))
         if norm:

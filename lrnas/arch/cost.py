@@ -15,6 +15,7 @@ counts the auxiliary heads and omits the parameters of the last classifier: see 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -36,6 +37,16 @@ class LayerCost(NamedTuple):
     output: tuple[int, ...]
     """Shape of the output for one image: channels, rows, columns; or features."""
     role: Role = "body"
+
+    def with_channels(self, channels: int) -> LayerCost:
+        """A layer without MACs, such as a norm, with this number of channels."""
+        params = self.params * channels // self.output[0]
+        return self._replace(params=params, output=(channels, *self.output[1:]))
+
+    def with_inputs(self, channels: int, before: int) -> LayerCost:
+        """A single convolution with this number of input channels instead of `before`."""
+        params = (self.params - self.biases) * channels // before + self.biases
+        return self._replace(macs=self.macs * channels // before, params=params)
 
 
 class MixCost(NamedTuple):
@@ -127,6 +138,11 @@ class Cost(NotebookView):
     def params(self) -> int:
         """Number of parameters, without auxiliary heads."""
         return sum(layer.params for layer in self.layers if layer.role != "auxiliary")
+
+    @property
+    def num_values(self) -> int:
+        """Number of values that all layers write for one image, without auxiliary heads."""
+        return sum(math.prod(layer.output) for layer in self.layers if layer.output and layer.role != "auxiliary")
 
     def paper_multiply_acc(self, convention: Convention = Convention()) -> int:  # noqa: B008 - frozen
         """Multiply-accumulates by the rules of a table of the paper."""

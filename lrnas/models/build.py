@@ -19,8 +19,9 @@ from lrnas.errors import ConversionError, InvalidArgument, closest
 from lrnas.layers.init import Rule, initialise
 from lrnas.models.backbones import GoogLeNet, NiN, Vgg, VggGlobalPool, vgg_layers
 from lrnas.models.convert import replace_conv
-from lrnas.models.plan import TIMM, Plan, make_plan, native_num_classes, resolve_backbone, timm_config
+from lrnas.models.plan import TIMM, Plan, make_plan, native_num_classes, resolve_backbone, timm_config, trace_of
 from lrnas.models.pretrained import approximate
+from lrnas.models.shrink import leave_out, narrow, set_stem_stride
 
 _RESERVED = {"stem_stride", "batch_norm", "norm_layer", "conv_layer", "widths", "blocks", "hidden", "pools"}
 """Arguments of the backbones that callers cannot give, because the architecture sets them."""
@@ -71,6 +72,8 @@ def create_model(
     if architecture.backbone.startswith(TIMM) and _timm_builds_backbone(architecture, plan):
         with _refusing_arguments(architecture.backbone):
             model = timm.create_model(architecture.backbone.removeprefix(TIMM), **kwargs)
+        if plan.choices is None:
+            _shrink(model, architecture, plan, None if init == "pretrained" else init)
         before: dict[str, Any] = dict(model.named_modules(remove_duplicate=False))
         replaced = _replace_convs(model, plan)
         for path in replaced:
@@ -117,6 +120,23 @@ def _timm_builds_backbone(architecture: Architecture, plan: Plan) -> bool:
     widths = [conv.mix.out_channels for conv in plan.convs]
     own_widths = [conv.mix.out_channels for conv in make_plan(Architecture(plan.backbone)).convs]
     return plan.backbone in timm.models.vgg.cfgs and not any(changed) and widths == own_widths
+
+
+def _shrink(model: nn.Module, architecture: Architecture, plan: Plan, init: Rule | None) -> None:
+    """Leave out blocks and filters of a timm model, as planned, and set the stride of its first layer."""
+    trace = trace_of(architecture, plan.input_size, plan.num_classes)
+    kept = {conv.path: conv for conv in plan.convs}
+    there = {path for path, _ in model.named_modules(remove_duplicate=False)}
+    if missing := sorted(trace.sites.keys() - there):
+        raise ConversionError(
+            f"the model has no {missing[0]}, because an argument changes the network; leave this argument out"
+        )
+    leave_out(model, [block for block, convs in trace.blocks.items() if convs[0] not in kept])
+    widths = {path: kept[path].mix.out_channels for path in trace.inner if path in kept}
+    own = {path: site.conv.out_channels for path, site in trace.sites.items()}
+    narrow(model, {path: width for path, width in widths.items() if width < own[path]}, trace.inner, init)
+    if architecture.stem_stride is not None:
+        set_stem_stride(model, architecture.stem_stride)
 
 
 def _replace_convs(model: nn.Module, plan: Plan) -> list[str]:

@@ -255,7 +255,7 @@ def own_mix(conv: nn.Conv2d) -> Mix:
     return Mix((Filters(conv.kernel_size[0], conv.kernel_size[0], conv.out_channels),))
 
 
-def mix_at(path: str, conv: nn.Conv2d, allocation: Allocation, divisor: int = 1) -> Mix:
+def mix_at(path: str, conv: nn.Conv2d, allocation: Allocation, divisor: int = 1, can_shrink: bool = False) -> Mix:
     """The filters of an allocation that replaces a convolution, in whole numbers.
 
     Args:
@@ -263,17 +263,25 @@ def mix_at(path: str, conv: nn.Conv2d, allocation: Allocation, divisor: int = 1)
         conv: The convolution.
         allocation: The new filters.
         divisor: Filter counts are multiples of this number, as in `Architecture`.
+        can_shrink: Whether it may have fewer output channels.
 
     Raises:
-        ConversionError: If the number of output channels would change.
+        ConversionError: If the number of output channels would change, or grow.
     """
     if not allocation.width:
         raise ConversionError(f"{path} cannot be left out; got width 0; choose a width above 0")
     mix = allocation.at(conv.kernel_size[0], conv.out_channels, divisor)
-    if mix.out_channels != conv.out_channels:
+    if mix.out_channels == conv.out_channels:
+        return mix
+    if not can_shrink:
         raise ConversionError(
             f"{path} must keep its {conv.out_channels} output channels, because the next layers need them; got "
             f"{mix.out_channels}; set width to 1, or add a join of 1"
+        )
+    if mix.out_channels > conv.out_channels:
+        raise ConversionError(
+            f"{path} can have at most its {conv.out_channels} output channels; got {mix.out_channels}; set width to 1 "
+            "or less"
         )
     return mix
 

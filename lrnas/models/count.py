@@ -28,6 +28,7 @@ from lrnas.errors import LrnasError, UnknownName, first_line
 from lrnas.layers.conv import CompositeConv2d, SeparableConv2d
 from lrnas.layers.init import find_classifiers
 from lrnas.models.convert import find_convs
+from lrnas.models.shrink import Inner, find_blocks, find_inner, set_stem_stride
 
 OUTSIDE = "(outside layers)"
 Shape = tuple[int, ...]
@@ -56,19 +57,22 @@ class TracedConv:
     conv: nn.Conv2d
     calls: tuple[_Call, ...]
 
-    def cost(self, layer: LayerCost, mix: Mix) -> LayerCost:
-        """The cost of the layer if it had the filters `mix`."""
-        cost = self._cost_of(mix, self.calls[0])
-        return layer._replace(kind=mix.kind, macs=self.macs(mix), params=cost.params, biases=cost.biases)
+    def cost(self, layer: LayerCost, mix: Mix, in_channels: int) -> LayerCost:
+        """The cost of the layer if it had the filters `mix` and this number of input channels."""
+        cost = self._cost_of(mix, in_channels, self.calls[0])
+        output = (cost.out_channels, *layer.output[1:])
+        return LayerCost(
+            layer.name, mix.kind, self.macs(mix, in_channels), cost.params, cost.biases, output, layer.role
+        )
 
-    def macs(self, mix: Mix) -> int:
-        """The MACs of the layer if it had the filters `mix`."""
-        return sum(call.output[0] * self._cost_of(mix, call).macs for call in self.calls)
+    def macs(self, mix: Mix, in_channels: int) -> int:
+        """The MACs of the layer if it had the filters `mix` and this number of input channels."""
+        return sum(call.output[0] * self._cost_of(mix, in_channels, call).macs for call in self.calls)
 
-    def _cost_of(self, mix: Mix, call: _Call) -> MixCost:
+    def _cost_of(self, mix: Mix, in_channels: int, call: _Call) -> MixCost:
         """The cost of the filters `mix` for one image of a call."""
         _, _, rows, columns = call.output
-        return mix_cost(mix, self.conv.in_channels, call.input[2], rows, columns, self.conv.bias is not None)
+        return mix_cost(mix, in_channels, call.input[2], rows, columns, self.conv.bias is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,14 @@ class Trace:
     sites: dict[str, TracedConv]
     left: dict[str, str]
     """The reason why a convolution cannot be replaced, by path."""
+    inner: dict[str, Inner]
+    """The convolutions that can have fewer filters."""
+    blocks: dict[str, tuple[str, ...]]
+    """The blocks that can be left out, with the convolutions in them that can be replaced."""
+
+    def block_of(self, path: str) -> str:
+        """The block that contains a convolution; "" if it is in none."""
+        return next((block for block, convs in self.blocks.items() if path in convs), "")
 
 
 @checked
@@ -107,14 +119,17 @@ def count_model(model: nn.Module, input_size: int | Sequence[int] | None = None)
 
 
 @lru_cache(maxsize=64)
-def trace_timm(name: str, input_size: int, num_classes: int, in_chans: int = 3) -> Trace:
-    """Count a timm model and find the convolutions that can be replaced. No memory is needed for its weights.
+def trace_timm(
+    name: str, input_size: int, num_classes: int, in_chans: int = 3, stem_stride: int | None = None
+) -> Trace:
+    """Count a timm model and find what can be changed in it. No memory is needed for its weights.
 
     Args:
         name: Name of the model in timm.
         input_size: Rows and columns of the image.
         num_classes: Number of classes.
         in_chans: Channels of the image.
+        stem_stride: Stride of the first convolution, if it is not the model's own.
     """
     try:
         with torch.device("meta"):
@@ -122,11 +137,33 @@ def trace_timm(name: str, input_size: int, num_classes: int, in_chans: int = 3) 
     except (TypeError, RuntimeError, AssertionError) as error:
         settings = f"{num_classes} classes and {in_chans} channels"
         raise LrnasError(f"timm:{name} cannot be built for {settings}: {first_line(error)}") from None
+    if stem_stride is not None:
+        set_stem_stride(model, stem_stride)
     costs, calls = _count(model, (in_chans, input_size, input_size))
     convs, left = find_convs(model)
     left |= dict.fromkeys(convs.keys() - calls.keys(), "the model does not call it")
     traced = {path: TracedConv(conv, tuple(calls[path])) for path, conv in convs.items() if path in calls}
-    return Trace(tuple(costs), traced, left)
+    inner, blocks = _find_removable(name)
+    if any(layer.name == OUTSIDE for layer in costs):  # they may be a part of any block
+        blocks = {}
+    return Trace(tuple(costs), traced, left, inner, blocks)
+
+
+@lru_cache(maxsize=64)
+def _find_removable(name: str) -> tuple[dict[str, Inner], dict[str, tuple[str, ...]]]:
+    """The inner layers of a timm model, and the blocks that can be left out; see `lrnas.models.shrink`.
+
+    They are those at its usual image size: at a small size, a layer with a stride can keep the size of a map.
+    """
+    with torch.device("meta"):
+        model = timm.create_model(name).eval()
+    size, convs = timm_sizes(name)[0], find_convs(model)[0]
+    inner, blocks = find_inner(model, convs, (3, size, size)), find_blocks(model, convs, (3, size, size))
+    for block in list(blocks):
+        for path, layer in inner.items():  # a layer in a block and a reader outside of it, or the other way round
+            if len({own.startswith(f"{block}.") for own in (path, *layer.norms, *layer.readers)}) > 1:
+                blocks.pop(block, None)
+    return inner, blocks
 
 
 def current_name(name: str) -> str:

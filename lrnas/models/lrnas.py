@@ -16,8 +16,9 @@ import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import torch
 from timm import models as timm_models
 from torch import nn
 
@@ -83,7 +84,12 @@ def _build(
             fold(model, Folding(**folded))
         return model
 
-    feature_cfg = {"flatten_sequential": True, "out_indices": tuple(range(levels))}
+    feature_cfg: dict[str, Any] = {"flatten_sequential": True, "out_indices": tuple(range(levels))}
+    if backbone.startswith(TIMM) and kwargs.get("features_only"):  # timm's models differ in how they give their maps
+        with torch.device("meta"):
+            own = timm_models.create_model(backbone.removeprefix(TIMM))
+        if hasattr(own, "forward_intermediates"):
+            feature_cfg = {"feature_cls": "getter", "out_indices": tuple(range(len(cast(Any, own).feature_info)))}
     return timm_models.build_model_with_cfg(
         build, name, pretrained, feature_cfg=feature_cfg, pretrained_filter_fn=_without_unknown_heads, **kwargs
     )

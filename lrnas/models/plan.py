@@ -13,14 +13,18 @@ import importlib.util
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lrnas._arguments import checked
-from lrnas.arch.architecture import Allocation, Architecture, FilterGroup, parse_classifier
+from lrnas.arch.architecture import DENSE, Allocation, Architecture, FilterGroup, parse_classifier
 from lrnas.arch.backbone_shapes import BACKBONES, Choices, PlannedConv, Step, Walk, smallest_input
 from lrnas.arch.cost import Cost, LayerCost, cheapest_form
 from lrnas.errors import InvalidArchitecture, UnknownName, closest
+
+if TYPE_CHECKING:
+    from lrnas.models.count import Trace
 
 TIMM = "timm:"
 _VGG_HIDDEN = 4096
@@ -292,29 +296,48 @@ def _plan_timm(
     deployed: bool,
 ) -> Plan:
     from lrnas.models.convert import halves_fold, mix_at, own_mix
-    from lrnas.models.count import trace_timm
 
-    for choice in ("pool", "stem_stride", "batch_norm", "classifier"):
+    for choice in ("pool", "batch_norm", "classifier"):
         if (value := getattr(architecture, choice)) is not None:
             raise InvalidArchitecture(f"{backbone} keeps its own {choice}; got {value!r}; leave it out")
-    trace = trace_timm(backbone.removeprefix(TIMM), input_size, num_classes, in_chans)
-    layers = architecture.layers
+    trace, layers = trace_of(architecture, input_size, num_classes, in_chans), architecture.layers
     for path in sorted(layers.keys() - trace.sites.keys() - {"*"}):
         if path in trace.left:
             raise InvalidArchitecture(f"{backbone}: {path} cannot be replaced: {trace.left[path]}; remove it")
         _refuse_layer(path, list(trace.sites), trace.costs, backbone)
-    costs = {layer.name: layer for layer in trace.costs}
+    allocations = {path: layers.get(path, layers.get("*", DENSE)) for path in trace.sites}
+    left_out = tuple(f"{block}." for block, convs in trace.blocks.items() if not allocations[convs[0]].width)
+    sites = {path: site for path, site in trace.sites.items() if not path.startswith(left_out)}
+    divisor = architecture.divisor or 1
+    mixes = {
+        path: mix_at(path, site.conv, allocations[path], divisor, can_shrink=path in trace.inner)
+        for path, site in sites.items()
+    }
+    costs = {layer.name: layer for layer in trace.costs if not layer.name.startswith(left_out)}
+    in_channels = {path: site.conv.in_channels for path, site in sites.items()}
+    for path, layer in trace.inner.items():
+        if path in mixes and (width := mixes[path].out_channels) != (before := sites[path].conv.out_channels):
+            in_channels |= dict.fromkeys(layer.readers, width)
+            costs |= {norm: costs[norm].with_channels(width) for norm in layer.norms}
+            costs |= {reader: costs[reader].with_inputs(width, before) for reader in layer.readers}
     convs = []
-    for path, site in trace.sites.items():
-        allocation = layers.get(path, layers.get("*"))
-        mix, kernel = own_mix(site.conv), site.conv.kernel_size[0]
-        if allocation is not None:
-            mix = mix_at(path, site.conv, allocation, architecture.divisor or 1)
-            if deployed:
-                mix = cheapest_form(mix, site.macs, halves_fold(site.conv))
-            costs[path] = site.cost(costs[path], mix)
-        convs.append(PlannedConv(path, path, kernel, mix, site.conv.stride[0]))
+    for path, site in sites.items():
+        mix, channels, own = mixes[path], in_channels[path], site.conv
+        if mix.second and deployed:
+            mix = cheapest_form(mix, partial(site.macs, in_channels=channels), halves_fold(own))
+        if mix != own_mix(own):
+            costs[path] = site.cost(costs[path], mix, channels)
+        fixed, block = path not in trace.inner, trace.block_of(path)
+        convs.append(PlannedConv(path, path, own.kernel_size[0], mix, own.stride[0], channels, fixed, block))
     return Plan(backbone, None, tuple(convs), Cost(tuple(costs.values())), input_size, num_classes)
+
+
+def trace_of(architecture: Architecture, input_size: int, num_classes: int, in_chans: int = 3) -> Trace:
+    """What is known of the backbone of a `timm:` network; see `trace_timm`."""
+    from lrnas.models.count import trace_timm
+
+    name = resolve_backbone(architecture)[0].removeprefix(TIMM)
+    return trace_timm(name, input_size, num_classes, in_chans, architecture.stem_stride)
 
 
 def timm_config(architecture: Architecture, input_size: int | None = None) -> dict[str, Any]:

@@ -268,16 +268,23 @@ class Latency:
         return steps_of(architecture, self.input_size, self.num_classes, self.in_chans)
 
     def _rest(self, architecture: Architecture) -> float:
-        """Seconds that a timm model takes in addition to the layers that can change, measured on the plain model."""
-        plan = make_plan(architecture, self.input_size, self.num_classes, self.in_chans)
+        """Seconds that a timm model takes in addition to the layers that can change.
+
+        They are measured on the plain model. They shrink with the number of values that all layers write.
+        """
+        size = (self.input_size, self.num_classes, self.in_chans)
+        plan, stride = make_plan(architecture, *size), architecture.stem_stride
         if plan.choices is not None:  # one of our VGGs under timm's name
             return 0.0
+        plain = Architecture(plan.backbone, stem_stride=stride)
 
         def compute() -> float:
-            whole, steps = self._compare(Architecture(plan.backbone))
+            whole, steps = self._compare(plain)
             return max(0.0, whole - steps)
 
-        return self.table.number(f"rest of {plan.backbone}, {self._shape}", compute)
+        stem = "" if stride is None else f" with stem stride {stride}"
+        rest = self.table.number(f"rest of {plan.backbone}{stem}, {self._shape}", compute)
+        return rest * plan.cost.num_values / make_plan(plain, *size).cost.num_values
 
     @property
     def _shape(self) -> str:

@@ -21,8 +21,7 @@ from lrnas.arch.cost import mix_cost
 from lrnas.layers.accelerate import fused
 from lrnas.layers.conv import make_conv
 from lrnas.models.build import create_model
-from lrnas.models.count import trace_timm
-from lrnas.models.plan import TIMM, make_plan
+from lrnas.models.plan import make_plan, trace_of
 from lrnas.profiling.timing import Call
 
 
@@ -83,17 +82,18 @@ def steps_of(
     plan = make_plan(architecture, input_size, num_classes, in_chans)
     if plan.choices is not None:
         return [step for step in plan.steps if training or step.role != "auxiliary"]
-    sites = trace_timm(plan.backbone.removeprefix(TIMM), input_size, num_classes, in_chans).sites
+    sites = trace_of(architecture, input_size, num_classes, in_chans).sites
     return [_timm_step(conv, call, sites[conv.path].conv) for conv in plan.convs for call in sites[conv.path].calls]
 
 
 def _timm_step(conv: PlannedConv, call: Any, own: nn.Conv2d) -> Step:
     number, _, rows, columns = call.output
-    cost = mix_cost(conv.mix, own.in_channels, call.input[2], rows, columns, own.bias is not None)
+    cost = mix_cost(conv.mix, conv.in_channels, call.input[2], rows, columns, own.bias is not None)
     padding = "tf_same" if isinstance(own, Conv2dSame) else own.padding
     settings = (conv.mix, conv.kernel, own.stride, padding, own.dilation, own.bias is not None, own.padding_mode)
     out = (cost.out_channels, rows, columns)
-    return Step(conv.name, "bare conv", call.input[1:], out, settings, number * cost.macs, cost.params)
+    image = (conv.in_channels, *call.input[2:])
+    return Step(conv.name, "bare conv", image, out, settings, number * cost.macs, cost.params)
 
 
 def layer_call(step: Step, setting: Setting, *, training: bool = False, is_first: bool = False) -> Call:

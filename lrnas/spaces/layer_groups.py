@@ -12,9 +12,10 @@ from itertools import pairwise
 from typing import Any
 
 from lrnas.arch.architecture import Allocation, Architecture
+from lrnas.arch.backbone_shapes import PlannedConv
 from lrnas.errors import ConversionError, InvalidArchitecture, closest
 from lrnas.models.plan import TIMM, make_plan
-from lrnas.spaces.parameters import NEUTRAL, Group, Layer, Parameter
+from lrnas.spaces.parameters import NEUTRAL, Group, Layer, Parameter, units_of
 from lrnas.spaces.toml_file import Definition, Entry, Key
 
 
@@ -36,7 +37,7 @@ class _Grouping:
         self.definition = definition
         self.fail = definition.source.fail
         self.layers = [
-            Layer(backbone, conv.name, conv.kernel, conv.mix.out_channels)
+            Layer(backbone, conv.name, conv.kernel, conv.mix.out_channels, conv.keeps_width, _unit_of(backbone, conv))
             for backbone in backbones
             for conv in make_plan(Architecture(backbone)).convs
         ]
@@ -65,7 +66,10 @@ class _Grouping:
             if "depth" in self.definition.vary[i].axes and granularity != "stage":
                 message = f'depth needs granularity stage; got "{granularity}"; choose stage'
                 self.fail(message, "space", "vary", i, "depth")
-            axes = {axis: _make_parameter(name, axis, self.definition.vary[i].axes) for axis in NEUTRAL}
+            given = self.definition.vary[i].axes
+            if all(layer.keeps_width for layer in layers):
+                given = {axis: values for axis, values in given.items() if axis != "width"}
+            axes = {axis: _make_parameter(name, axis, given) for axis in NEUTRAL}
             groups[name] = Group(name, tuple(layers), axes, self.definition.divisor)
             self.check_timm(groups[name], i)
             self.check_present(groups[name], i)
@@ -148,13 +152,15 @@ class _Grouping:
                 self.fail(message, "space", "tied", group)
 
     def check_timm(self, group: Group, i: int) -> None:
-        """Refuse values that change the number of channels in a timm model, because its other layers depend on it."""
+        """Refuse numbers of channels that the layers of a timm model cannot have."""
         if not any(layer.backbone.startswith(TIMM) for layer in group.layers):
             return
-        for axis, allowed in (("width", {1.0}), ("join", {"none", "1"})):
-            if others := set(group.axes[axis].values) - allowed:
-                message = "layers of a timm model keep their channels: width must be 1, join none or 1; got"
-                self.fail(f"{message} {axis} {min(map(str, others))}; remove it", "space", "vary", i, axis)
+        for axis, allowed in (("width", lambda value: value <= 1), ("join", ("none", "1").__contains__)):
+            if others := [str(value) for value in group.axes[axis].values if not allowed(value)]:
+                message = (
+                    "layers of a timm model have at most their own channels: width must be at most 1, join none or 1"
+                )
+                self.fail(f"{message}; got {axis} {min(others)}; remove it", "space", "vary", i, axis)
 
     def check_present(self, group: Group, i: int) -> None:
         """Refuse to leave out a layer that the backbone needs."""
@@ -169,11 +175,14 @@ class _Grouping:
         where = ("space", "vary", i, "depth")
         for depth in group.axes["depth"].values:
             for backbone in () if depth == "all" else dict.fromkeys(layer.backbone for layer in group.layers):
-                names = [layer.name for layer in group.layers if layer.backbone == backbone]
-                if int(depth) > len(names):
-                    got = f"depth must be at most the number of layers; got {int(depth)} for {', '.join(names)}"
-                    self.fail(f"{got}; choose {len(names)} or less", *where)
-                left_out = names[int(depth) :]
+                layers = [layer for layer in group.layers if layer.backbone == backbone]
+                units = units_of(layers)
+                if int(depth) > len(units):
+                    what = "layers and blocks that can be left out" if "" in units else "layers"
+                    names = ", ".join(layer.name for layer in layers)
+                    got = f"depth must be at most the number of {what}; got {int(depth)} for {names}"
+                    self.fail(f"{got}; choose {len(units)} or less", *where)
+                left_out = [layer.name for layer in layers if layer.unit not in units[: int(depth)]]
                 try:
                     plan = make_plan(Architecture(backbone, dict.fromkeys(left_out, Allocation(width=0))))
                 except (InvalidArchitecture, ConversionError) as error:
@@ -189,6 +198,10 @@ class _Grouping:
         if place[0] is None or not any((self.entries.get(name), self.stages.get(name)) == place for name in kept):
             got = f"without {left_out} there is no {layer}, which does not vary with it"
             self.fail(f"{got}; put both in one entry and stage", "space", "vary", i, "depth")
+
+
+def _unit_of(backbone: str, conv: PlannedConv) -> str:
+    return conv.block if backbone.startswith(TIMM) else conv.name
 
 
 def _make_parameter(group: str, axis: str, given: Mapping[str, tuple[Any, ...]]) -> Parameter:

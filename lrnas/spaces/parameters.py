@@ -1,17 +1,17 @@
 """The parameters of a search space, and the groups of layers that share them.
 
 Every group has the same axes. `present` is yes or no: whether the network has the layers at all. `depth` is how many of
-the layers it has, counted from the first. `form` is mixed or separable. In a mixed layer, `kernel` is the size k,
-`square` is the share of k×k filters (1 is a dense layer), `vertical` is the share of k×1 filters among the filters that
-are not k×k (the rest is 1×k), and `join` is the width of a 1×1 join. `width` is the number of filters. Widths and joins
-are multiples of the backbone's width. An axis with one value is fixed, an axis with several values is a parameter of
-the space.
+the layers, or of the blocks of a timm model, it has, counted from the first. `form` is mixed or separable. In a mixed
+layer, `kernel` is the size k, `square` is the share of k×k filters (1 is a dense layer), `vertical` is the share of k×1
+filters among the filters that are not k×k (the rest is 1×k), and `join` is the width of a 1×1 join. `width` is the
+number of filters. Widths and joins are multiples of the backbone's width. An axis with one value is fixed, an axis with
+several values is a parameter of the space.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
@@ -82,6 +82,11 @@ class Layer(NamedTuple):
     name: str
     kernel: int
     width: int
+    keeps_width: bool = False
+    """Whether `width` has no effect, because other parts of a timm model need its number of outputs."""
+    unit: str = ""
+    """What `depth` counts: the layer, or the block of a timm model that contains it. "" is the part of a timm model
+    that is always there."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,10 @@ class Group:
     def parameters(self) -> list[Parameter]:
         """The axes with more than one value."""
         return [axis for axis in self.axes.values() if len(axis.values) > 1]
+
+    def layers_of(self, axis: str) -> list[Layer]:
+        """The layers that an axis changes."""
+        return [layer for layer in self.layers if axis != "width" or not layer.keeps_width]
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -132,11 +141,10 @@ class Group:
         if key not in self._allocations:
             values = {axis: self._value(axis, params) for axis in self.axes}
             depth = values.pop("depth")
-            allocation = _make_allocation(**values)
-            names = [layer.name for layer in self.layers if layer.backbone == backbone]
+            layers = [layer for layer in self.layers if layer.backbone == backbone]
+            kept = units_of(layers)[: None if depth == "all" else int(depth)]
             self._allocations[key] = {
-                name: allocation if depth == "all" or i <= depth else Allocation(width=0)
-                for i, name in enumerate(names, start=1)
+                layer.name: _allocate(layer, values) if layer.unit in kept else Allocation(width=0) for layer in layers
             }
         return self._allocations[key]
 
@@ -158,7 +166,7 @@ class Group:
         Raises:
             OutsideSpace: If no values of the parameters give these filters.
         """
-        depth, there = self.axes["depth"], sum(mix is not None for _, mix in mixes)
+        depth, there = self.axes["depth"], _depth_of(mixes)
         if there and depth.values != (NEUTRAL["depth"],) and depth.match(there) is None:
             raise OutsideSpace(f"{self.name}: depth {there}; allowed: {format_values(depth)}")
         values = self._solve(mixes)
@@ -184,14 +192,14 @@ class Group:
         candidates = []
         for name, axis in self.axes.items():
             if name == "depth":
-                candidates.append([axis.match(len(given)) or axis.neutral])
+                candidates.append([axis.match(_depth_of(given)) or axis.neutral])
                 continue
             values = [value for value in axis.values if all(self._fits(name, value, *pair) for pair in mixes)]
             candidates.append(sorted(values, key=lambda value, neutral=axis.neutral: value != neutral))  # type: ignore[misc]
         for solution in product(*candidates):
             solved = dict(zip(self.axes, solution, strict=True))
-            allocation = _make_allocation(**{axis: value for axis, value in solved.items() if axis != "depth"})
-            if all(allocation.at(layer.kernel, layer.width, self.divisor) == mix for layer, mix in given):
+            shapes = {axis: value for axis, value in solved.items() if axis != "depth"}
+            if all(_allocate(layer, shapes).at(layer.kernel, layer.width, self.divisor) == mix for layer, mix in given):
                 return solved
         return None
 
@@ -204,7 +212,7 @@ class Group:
         if axis == "form":
             return bool((value == "separable") == mix.is_separable)
         if axis == "width":
-            return scale_width(value, layer.width, self.divisor) == _num_filters(mix)
+            return layer.keeps_width or scale_width(value, layer.width, self.divisor) == _num_filters(mix)
         if mix.is_separable:  # the other axes have no effect
             return bool(value == self.axes[axis].neutral)
         if axis == "join":
@@ -257,6 +265,11 @@ class Group:
         return {"name": self.name, "layers": layers, "axes": axes}
 
 
+def _allocate(layer: Layer, values: Mapping[str, Any]) -> Allocation:
+    """The filters of a layer for the values of all axes but `depth`."""
+    return _make_allocation(**{**values, "width": 1.0} if layer.keeps_width else values)
+
+
 @lru_cache(maxsize=1 << 14)
 def _make_allocation(
     present: str, form: str, kernel: int | str, square: float, vertical: float, join: str, width: float
@@ -277,6 +290,16 @@ def _make_allocation(
 def _num_filters(mix: Mix) -> int:
     """The number of filters that `width` sets: k×1 filters in a separable layer, otherwise all before a join."""
     return mix.out_channels if mix.is_separable else sum(group.num for group in mix.groups)
+
+
+def units_of(layers: Iterable[Layer]) -> list[str]:
+    """What `depth` counts in these layers, in order; first what is always there."""
+    return sorted(dict.fromkeys(layer.unit for layer in layers), key=bool)
+
+
+def _depth_of(mixes: Iterable[tuple[Layer, Mix | None]]) -> int:
+    """How much of what `depth` counts has filters."""
+    return len(units_of(layer for layer, mix in mixes if mix is not None))
 
 
 def format_value(value: object) -> str:

@@ -26,6 +26,7 @@ from lrnas._notebook import NotebookView
 from lrnas._quantities import magnitude
 from lrnas._resources import SEARCH_SPACES
 from lrnas.arch.architecture import DENSE, Allocation, Architecture, check_divisor
+from lrnas.arch.backbone_shapes import Choices, PlannedConv
 from lrnas.errors import InvalidArchitecture, InvalidSpace, LrnasError, OutsideSpace, UnknownName, closest
 from lrnas.models.plan import TIMM, Plan, canonical_id, make_plan, names_to_suggest, resolve_backbone
 from lrnas.spaces.layer_groups import make_groups
@@ -84,9 +85,9 @@ class SearchSpace(NotebookView):
     def layers_of(self) -> dict[str, str]:
         """What each parameter changes, by its name: layers, or the whole network."""
         found = {
-            parameter.name: ", ".join(dict.fromkeys(layer.name for layer in group.layers))
+            parameter.name: ", ".join(dict.fromkeys(layer.name for layer in group.layers_of(axis)))
             for group in self.groups
-            for parameter in group.parameters
+            for axis, parameter in group.axes.items()
         }
         return {parameter.name: found.get(parameter.name, "the whole network") for parameter in self.parameters}
 
@@ -233,11 +234,13 @@ class SearchSpace(NotebookView):
         """The values of the parameters that are settings of the whole network."""
         if plan.backbone not in self.backbones:
             raise OutsideSpace(f"backbone {plan.backbone}; allowed: {format_values(self.choices['backbone'])}")
-        found = self._combinations.get((plan.backbone, plan.choices))
+        found = self._combinations.get((plan.backbone, _settings_of(plan)))
         if found is not None:
             return {name: value for name, value in found.items() if len(self.choices[name].values) > 1}
         known = [choices for backbone, choices in self._combinations if backbone == plan.backbone]
-        assert plan.choices is not None, "a timm model has no choices"
+        if plan.choices is None:
+            strides = " or ".join(map(str, known))
+            raise OutsideSpace(f"stem_stride {_settings_of(plan)}; allowed: {strides}")
         for name, value in plan.choices._asdict().items():
             allowed = list(dict.fromkeys(str(getattr(choices, name)) for choices in known))
             if str(value) not in allowed:
@@ -251,8 +254,13 @@ class SearchSpace(NotebookView):
         for values in product(*(choice.values for choice in self.choices.values())):
             choices = dict(zip(self.choices, values, strict=True))
             plan = make_plan(_make_architecture(choices, {}, self.batch_norm))
-            found.setdefault((plan.backbone, plan.choices), choices)
+            found.setdefault((plan.backbone, _settings_of(plan)), choices)
         return found
+
+
+def _settings_of(plan: Plan) -> Choices | int:
+    """The settings of a whole network; of a timm model, the only one is the stride of its first convolution."""
+    return plan.convs[0].stride if plan.choices is None else plan.choices
 
 
 @checked
@@ -294,7 +302,7 @@ def load_space(
     if granularity is not None and granularity not in GRANULARITIES:
         raise InvalidSpace(f"granularity must be one of {', '.join(GRANULARITIES)}; got {granularity!r}; choose one")
     if source.startswith(TIMM):
-        definition = _derive(source)
+        definition = _derive(source, granularity or "stage")
     elif source in named_spaces():
         definition = read_definition(SEARCH_SPACES / f"{source}.toml", f"{source}.toml")
     elif source.endswith(".toml") or (len(source) < 1000 and Path(source).is_file()):
@@ -312,10 +320,6 @@ def load_space(
 
 def _with_stem_stride(definition: Definition, stem_stride: int) -> Definition:
     """The definition with this stride of the first layer in all networks, including the points."""
-    if any(str(name).startswith(TIMM) for name in (definition.name, *definition.choices["backbone"])):
-        raise InvalidSpace(
-            f"{definition.name}: a timm model keeps its own stem_stride; got {stem_stride}; leave it out"
-        )
     try:
         points = {name: dataclasses.replace(p, stem_stride=stem_stride) for name, p in definition.points.items()}
         Architecture("nin", stem_stride=stem_stride)  # checks the value if there are no points
@@ -437,7 +441,7 @@ def _uniform_networks(space: SearchSpace) -> dict[str, Architecture]:
             continue
         known.add(key)
         name = f"{mix}-x{width:g}"
-        if backbone.startswith(TIMM) or space.name.startswith(TIMM):  # the widths of a timm model do not vary
+        if width == 1 and (backbone.startswith(TIMM) or space.name.startswith(TIMM)):
             name = "baseline" if mix == "dense" else mix
         found[name if backbone == home else f"{backbone}-{name}"] = network
     return found
@@ -455,34 +459,43 @@ def _uniform(space: SearchSpace, base: Mapping[str, Any], wanted: Mapping[str, A
     return space.architecture({parameter.name: params[parameter.name] for parameter in space.parameters})
 
 
-def _derive(source: str) -> Definition:
-    """The definition of the space of a timm model: shares and joins vary in every convolution that can be replaced.
-
-    Widths do not vary, because other parts of the model depend on the numbers of channels.
-    """
+def _derive(source: str, granularity: str) -> Definition:
+    """The definition of the space of a timm model, in which everything varies that can: see docs/spaces.md."""
     try:
         plan = make_plan(Architecture(source))
     except InvalidArchitecture as error:
         raise InvalidSpace(f"{source}: {error}") from None
-    layers = [conv.name for conv in plan.convs if conv.kernel > 1]
-    if not layers:
+    stages: dict[str, list[PlannedConv]] = {}
+    for conv in plan.convs:
+        if conv.kernel > 1:
+            stages.setdefault(_stage_of(conv.name), []).append(conv)
+    if not stages:
         raise InvalidSpace(
             f"a space needs a convolution that can be replaced; all of {source} are 1×1, grouped or of a special type; "
             "choose another model"
         )
-    stages: dict[str, list[str]] = {}
-    for layer in layers:
-        stages.setdefault(_stage_of(layer), []).append(layer)
     eighths = tuple(i / 8 for i in range(9))
-    entry = Entry(tuple(layers), {"square": eighths, "vertical": (0.25, 0.5, 0.75), "join": ("none", "1")})
+    axes: dict[str, Any] = {
+        "square": eighths,
+        "vertical": (0.25, 0.5, 0.75),
+        "join": ("none", "1"),
+        "width": eighths[1:],
+    }
+    entries = [Entry(tuple(conv.name for convs in stages.values() for conv in convs), axes)]
+    if granularity == "stage":  # stages have different numbers of blocks
+        entries = []
+        for convs in stages.values():
+            depths = tuple(float(i) for i in range(1, len({conv.block for conv in convs}) + 1))
+            depth = {"depth": depths} if len(depths) > 1 else {}
+            entries.append(Entry(tuple(conv.name for conv in convs), axes | depth))
     return Definition(
         name=plan.backbone if plan.backbone.startswith(TIMM) else source,
         source=Source(source),
         choices={"backbone": (plan.backbone,)},
-        vary=(entry,),
+        vary=tuple(entries),
         granularity="stage",
         divisor=DIVISOR,
-        stages={name: tuple(layers) for name, layers in stages.items()},
+        stages={name: tuple(conv.name for conv in convs) for name, convs in stages.items()},
     )
 
 

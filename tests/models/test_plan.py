@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lrnas.arch.architecture import Allocation, Architecture, FilterGroup
 from lrnas.arch.cost import Cost
-from lrnas.errors import ConversionError, InvalidArchitecture, LrnasError, UnknownName
+from lrnas.errors import InvalidArchitecture, LrnasError, UnknownName
 from lrnas.models.build import create_model
 from lrnas.models.count import OUTSIDE, count_model
 from lrnas.models.plan import canonical_id, make_plan
@@ -226,11 +226,6 @@ def test_unknown_backbones_get_the_closest_names() -> None:
 def test_the_prefix_timm_is_refused_for_networks_of_lrnas() -> None:
     with pytest.raises(LrnasError, match="vgg_gmp_lr is one of lrnas; write vgg-gmp-lr"):
         make_plan(Architecture("timm:vgg_gmp_lr"))
-
-
-def test_timm_layers_keep_their_width() -> None:
-    with pytest.raises(ConversionError, match=r"must keep its 64 output channels.*got 128"):
-        make_plan(Architecture("timm:resnet18", {"layer1.0.conv1": Allocation(width=2)}))
 
 
 def test_timm_backbone_is_built_as_planned() -> None:

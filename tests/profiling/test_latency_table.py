@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from lrnas.arch.architecture import Architecture
+from lrnas.arch.architecture import Allocation, Architecture
 from lrnas.arch.backbone_shapes import Step
 from lrnas.errors import LrnasError
+from lrnas.models.plan import make_plan
 from lrnas.models.summary import read_source
 from lrnas.profiling import latency_table as latency
 from lrnas.profiling.latency_table import Conditions, Latency, LatencyTable
@@ -113,6 +114,14 @@ def test_the_rest_of_a_timm_model_is_one_more_step(tmp_path: Path, clock: list[s
     saved = sum(map(rule, found.steps(plain))) - sum(map(rule, found.steps(changed)))
     assert saved > 0 and found.of(changed) == pytest.approx(1000 * (WHOLE - saved))
     assert found.calibrated([plain]).factor == 1.0
+    smaller = Architecture(
+        "timm:resnet18", {"layer4.0.conv1": Allocation(width=0.5), "layer4.1.conv1": Allocation(width=0)}
+    )
+    rest = WHOLE - sum(map(rule, found.steps(plain)))
+    values = [make_plan(each, 64, 10).cost.num_values for each in (smaller, plain)]
+    assert "layer4.1.conv1" not in {step.name for step in found.steps(smaller)}
+    expected = sum(map(rule, found.steps(smaller))) + rest * values[0] / values[1]
+    assert values[0] < values[1] and found.of(smaller) == pytest.approx(1000 * expected)
 
 
 def test_real_layers_add_up_to_a_real_network(tmp_path: Path) -> None:

@@ -252,14 +252,24 @@ def test_a_space_can_be_pickled_and_stored_as_json() -> None:
 
 def test_timm_spaces() -> None:
     space = load_space("timm:resnet18")
-    assert (space.name, space.granularity, space.dimension) == ("timm:resnet18", "stage", 15)
+    assert (space.name, space.granularity, space.dimension) == ("timm:resnet18", "stage", 23)
     assert [group.name for group in space.groups] == ["conv1", "layer1", "layer2", "layer3", "layer4"]
-    assert space.parameters[3] == Parameter("layer1.square", tuple(i / 8 for i in range(9)), ordered=True)
-    assert (list(space.points), space.baseline, list(space.uniform)) == (["resnet18"], "resnet18", ["lr"])
+    assert space.parameters[3:5] == (
+        Parameter("layer1.depth", (1.0, 2.0), ordered=True),
+        Parameter("layer1.square", tuple(i / 8 for i in range(9)), ordered=True),
+    )
+    assert space.layers_of["layer1.width"] == "layer1.0.conv1, layer1.1.conv1"
+    assert (list(space.points), space.baseline) == (["resnet18"], "resnet18")
+    assert list(space.uniform) == ["dense-x0.5", "dense-x0.25", "lr", "lr-x0.5", "lr-x0.25"]
+    smaller = space.architecture({**space.params_of(space.points["resnet18"]), "layer2.depth": 1, "layer3.width": 0.5})
+    mixes = {conv.name: str(conv.mix) for conv in make_plan(smaller).convs}
+    assert "layer2.1.conv1" not in mixes and "layer2.0.conv1" in mixes
+    assert (mixes["layer3.0.conv1"], mixes["layer3.0.conv2"]) == ("3x3,128", "3x3,256")
     assert canonical_id(space.points["resnet18"]) == canonical_id(Architecture("timm:resnet18"))
     assert canonical_id(space.uniform["lr"]) == canonical_id(Architecture("timm:resnet18", {"*": HALF}))
     assert load_space("timm:resnet18.a1_in1k").to_dict() == space.to_dict()
-    assert load_space("timm:resnet18", granularity="layer").dimension == 3 * 17
+    assert load_space("timm:resnet18", granularity="layer").dimension == 3 * 17 + 8
+    assert load_space("timm:resnet18", granularity="network").dimension == 4
     assert [group.name for group in load_space("timm:regnetx_002").groups] == ["stem"]
     assert [group.name for group in load_space("timm:convnext_atto").groups] == [
         "stem",
@@ -272,7 +282,8 @@ def test_timm_spaces() -> None:
     narrow = make_plan(load_space("timm:lcnet_035").uniform["lr"]).convs[0]
     assert str(narrow.mix) == "3x1,4 || 1x3,4"
     vgg = load_space("timm:vgg13")
-    assert (list(vgg.points), vgg.baseline, list(vgg.uniform)) == (["vgg13"], "vgg13", ["lr"])
+    assert (list(vgg.points), vgg.baseline) == (["vgg13"], "vgg13")
+    assert list(vgg.uniform) == ["dense-x0.5", "dense-x0.25", "lr", "lr-x0.5", "lr-x0.25"]
 
 
 @pytest.mark.parametrize(
@@ -373,8 +384,20 @@ def test_a_file_may_vary_a_timm_model(tmp_path: Path) -> None:
     assert space.dimension == 4 and space.backbones == ("timm:resnet18",)
     params = {parameter.name: "separable" for parameter in space.parameters}
     assert space.params_of(space.architecture(params)) == params
-    with pytest.raises(InvalidSpace, match=r"own.toml, line 6: layers of a timm model keep their channels.*width 1.5"):
+    with pytest.raises(
+        InvalidSpace, match=r"own.toml, line 6: layers of a timm model have at most their own.*width 1.5"
+    ):
         load(tmp_path, text + "width = [1, 1.5]\n")
+    with pytest.raises(
+        InvalidSpace, match=r"line 8: depth must be .* and blocks that can be left out; got 3 .*; choose 2 or"
+    ):
+        load(tmp_path, text.replace("[[", 'granularity = "stage"\nstages.last = ["layer4.*"]\n[[') + "depth = [1, 3]\n")
+    strides = load(tmp_path, text.replace("[[", "stem_stride = [1, 2]\n[["))
+    for stride in (1, 2):
+        point = {**params, "stem_stride": stride}
+        assert strides.params_of(strides.architecture(point)) == point
+    with pytest.raises(OutsideSpace, match="stem_stride 4; allowed: 1 or 2"):
+        strides.params_of(Architecture("timm:resnet18", stem_stride=4))
     with pytest.raises(InvalidSpace, match="a timm model keeps its own norm"):
         load(tmp_path, text, batch_norm=True)
 
@@ -698,7 +721,7 @@ def test_the_stride_of_the_first_layer_can_be_set_for_all_networks() -> None:
     assert vgg.dimension == load_space("vgg11").dimension - 1
     for source, stride, message in (
         ("vgg11", 3, "stem_stride must be one of 1, 2, 4; got 3"),
-        ("timm:resnet18", 1, "timm:resnet18: a timm model keeps its own stem_stride; got 1; leave it out"),
+        ("timm:resnet18", 3, "stem_stride must be one of 1, 2, 4; got 3"),
     ):
         with pytest.raises(InvalidSpace, match=re.escape(message)):
             load_space(source, stem_stride=stride)
