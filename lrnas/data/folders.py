@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +25,11 @@ from lrnas.data.sources import Found
 from lrnas.data.splits import Indices, stratified
 from lrnas.errors import DataError
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")
+SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")
 """File name endings of images, in small or capital letters."""
+SPLITS = ("train", "val", "test")
+OTHER_SPLITS = {"training": "train", "valid": "val", "validation": "val", "testing": "test"}
+"""Other names of splits, and what they should be called."""
 WHOLE = 256 * 2**20
 """Data sets of up to this many bytes are hashed completely."""
 SAMPLE, SAMPLE_BYTES = 2048, 64 * 2**10
@@ -90,10 +94,17 @@ def find_folders(path: str, folder: str | None = None, progress: Progress | None
     if not root.is_dir():
         problem = "is a file" if root.exists() else "does not exist"
         raise DataError(f"folder:PATH needs a folder; got {root}, which {problem}; give a folder with {LAYOUT}")
-    splits = [name for name in ("train", "val", "test") if (root / name).is_dir()]
+    splits = [name for name in SPLITS if (root / name).is_dir()]
+    inside = _class_folders(root)
+    right = {name: OTHER_SPLITS.get(name.lower(), name.lower()) for name in inside}
+    if not splits and "train" in right.values() and set(right.values()) <= set(SPLITS):
+        names = " and ".join(f"{name}/ to {right[name]}/" for name in inside)
+        raise DataError(
+            f"the folders of splits are called train/, val/ and test/; got others in {root}; rename {names}"
+        )
     if splits and "train" not in splits:
         raise DataError(f"a data set needs train/; {root} has only {splits[0]}/; arrange the images as {LAYOUT}")
-    if splits == ["train"] and (others := [name for name in _class_folders(root) if name != "train"]):
+    if splits == ["train"] and (others := [name for name in inside if name != "train"]):
         raise DataError(
             f"beside train/, a data set has val/ or test/ or nothing; {root} has {first_few(others)}; rename it"
         )
@@ -104,11 +115,11 @@ def find_folders(path: str, folder: str | None = None, progress: Progress | None
             f"{place} must have one folder per class, at least 2; got {', '.join(classes) or 'none'}; "
             f"arrange the images as {LAYOUT}"
         )
-    note = ""
+    note, ignored = "", _Ignored()
     if len(splits) > 1:
-        found = {name: _find_images(root / name, classes) for name in splits}
+        found = {name: _find_images(root / name, classes, ignored) for name in splits}
     else:
-        whole = _find_images(place, classes)
+        whole = _find_images(place, classes, ignored)
         kept, held_out = stratified(whole.labels, TEST_SHARE)
         found = {"train": whole.only("train", kept), "test": whole.only("test", held_out)}
         note = f"{root} has no {'test/' if splits else 'train/'}: a fixed fifth of every class is kept for tests"
@@ -116,10 +127,40 @@ def find_folders(path: str, folder: str | None = None, progress: Progress | None
     bytes_hash = _hash_files(found, is_small)
     if is_small:
         found = {name: replace(split, times=split.times[:0]) for name, split in found.items()}
-    return Found(f"folder:{root}", classes, found, bytes_hash, note)
+    return Found(f"folder:{root}", classes, found, bytes_hash, note, ignored.remarks())
 
 
-def _find_images(path: Path, classes: tuple[str, ...]) -> FolderSplit:
+@dataclass(slots=True)
+class _Ignored:
+    """Files in the folders of classes that are not used."""
+
+    deeper: list[str] = field(default_factory=list)
+    """Paths of images in folders inside those of classes."""
+    others: list[str] = field(default_factory=list)
+    """Paths of files without the ending of an image."""
+
+    def remarks(self) -> tuple[str, ...]:
+        """What to tell a user."""
+        endings = Counter(Path(path).suffix.lower() or "no ending" for path in self.others)
+        listed = ", ".join(f"{number:,} {ending}" for ending, number in endings.most_common(3))
+        listed += ", …" if len(endings) > 3 else ""
+        found = []
+        if self.others:
+            found.append(
+                f"{_files(self.others)} ignored ({listed}), because an image ends in {', '.join(SUFFIXES[:-1])} or "
+                f"{SUFFIXES[-1]}"
+            )
+        if self.deeper:
+            found.append(f"{_files(self.deeper)} ignored, because images must be directly in the folder of their class")
+        return tuple(found)
+
+
+def _files(paths: Sequence[str]) -> str:
+    """The number of files, and one of them."""
+    return f"{paths[0]} is" if len(paths) == 1 else f"{len(paths):,} files, such as {paths[0]}, are"
+
+
+def _find_images(path: Path, classes: tuple[str, ...], ignored: _Ignored) -> FolderSplit:
     own = _class_folders(path)  # classes of train/ may be missing in val/ and test/
     if unknown := sorted(set(own) - set(classes)):
         raise DataError(
@@ -127,7 +168,13 @@ def _find_images(path: Path, classes: tuple[str, ...]) -> FolderSplit:
             f"remove it from {path.name}/"
         )
     with ThreadPoolExecutor(THREADS) as pool:
-        files = dict(zip(own, pool.map(_list_images, [path / name for name in own]), strict=True))
+        listings = list(pool.map(_list_images, [path / name for name in own]))
+    files = dict(zip(own, (listing.images for listing in listings), strict=True))
+    for name, listing in zip(own, listings, strict=True):
+        ignored.others += [f"{path.name}/{name}/{other}" for other in listing.others]
+        for folder in listing.folders:
+            inner = (Path(place, file) for place, _, names in os.walk(path / name / folder) for file in names)
+            ignored.deeper += sorted(str(file.relative_to(path.parent)) for file in inner if _is_image(file.name))
     if empty := [name for name, found in files.items() if not found]:
         deeper = any(_class_folders(path / name) for name in empty)
         raise DataError(
@@ -185,10 +232,26 @@ def _class_folders(path: Path) -> list[str]:
     return sorted(entry.name for entry in _entries(path) if entry.is_dir())
 
 
-def _list_images(path: Path) -> list[tuple[bytes, int, int]]:
-    """Return the names, sizes and modification times of the images in a folder, sorted."""
-    entries = [entry for entry in _entries(path) if entry.name.lower().endswith(SUFFIXES)]
-    return sorted((os.fsencode(entry.name), *_size_and_time(entry)) for entry in entries)
+class _Listing(NamedTuple):
+    """What is in the folder of a class."""
+
+    images: list[tuple[bytes, int, int]]
+    """Names, sizes and modification times of the images, sorted."""
+    others: list[str]
+    """Names of other files."""
+    folders: list[str]
+
+
+def _list_images(path: Path) -> _Listing:
+    entries = _entries(path)
+    images = sorted((os.fsencode(entry.name), *_size_and_time(entry)) for entry in entries if _is_image(entry.name))
+    rest = sorted((entry for entry in entries if not _is_image(entry.name)), key=lambda entry: entry.name)
+    folders = [entry.name for entry in rest if entry.is_dir()]
+    return _Listing(images, [entry.name for entry in rest if not entry.is_dir()], folders)
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(SUFFIXES)
 
 
 def _size_and_time(entry: os.DirEntry[str]) -> tuple[int, int]:

@@ -236,7 +236,7 @@ class PackedSet(DataSet):
 
     def remarks(self) -> list[str]:
         note = self.pack.found.note
-        found = [f"{note}, and a tenth of the others for validation"] if note else []
+        found = [*self.pack.found.remarks, *([f"{note}, and a tenth of the others for validation"] if note else [])]
         for split in (self.val, self._test):
             counts = np.bincount(split.source.labels[split.where], minlength=self.num_classes)
             if missing := [self.classes[i] for i in np.flatnonzero(counts == 0)]:
@@ -342,20 +342,22 @@ def make_packed(
         The data set. Its identity is its kind, a hash of the sources' contents and, if there is one, the hash of the
         files' bytes.
     """
-    name, classes, sources, bytes_hash, _ = found
+    name, classes, sources, bytes_hash = found[:4]
     digest = hashlib.sha256("\n".join(classes).encode())
     for title in sorted(sources):
         for part in sources[title].contents():
             digest.update(part + b"\n")
     train = sources["train"]
     counts = np.bincount(train.labels, minlength=len(classes))
+    if found.note:  # lrnas has split them
+        whole = np.sum([np.bincount(source.labels, minlength=len(classes)) for source in sources.values()], axis=0)
+        if few := [f"{classes[i]} ({whole[i]})" for i in np.flatnonzero(whole < 3)]:
+            raise DataError(
+                "every class needs at least 3 images, one each for training, validation and tests; got fewer for "
+                f"{first_few(few)} in {name}; add images"
+            )
     for title, source in sources.items():
         if missing := [classes[i] for i in np.unique(source.labels) if not counts[i]]:
-            if found.note:  # lrnas has split them
-                raise DataError(
-                    "every class needs at least 3 images, one each for training, validation and tests; got one for "
-                    f"{first_few(missing)} in {name}; add images"
-                )
             raise DataError(
                 f"every class needs training images; {name} has {first_few(missing)} only in {title}/; add training "
                 "images"

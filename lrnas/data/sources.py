@@ -55,6 +55,8 @@ class Found(NamedTuple):
     """Hash of the files' bytes, for sources whose `contents` are only names."""
     note: str = ""
     """How the images were split, if they are not split in the files."""
+    remarks: tuple[str, ...] = ()
+    """What else a user should know, such as files that are ignored."""
 
 
 def read_rgb(file: BinaryIO) -> Image.Image:

@@ -52,6 +52,7 @@ from lrnas.study.location import DATABASE
 from lrnas.study.manifest import OtherSettings, StudyError, check_manifest, read_manifest, tell_limits
 from lrnas.study.objectives import pick_objectives
 from lrnas.study.open import open_search
+from lrnas.study.storage import check_address
 from lrnas.study.study import Study
 from lrnas.training.gpu_sharing import CONTROL
 from lrnas.training.job import Images
@@ -318,7 +319,9 @@ def _continued(prepared: Preparation, settings: SearchSettings) -> tuple[Prepara
 
     Raises StudyError where the search would.
     """
-    if settings.storage is None and not (study_folder(settings.studies, prepared.name) / DATABASE).exists():
+    if settings.storage is not None:
+        check_address(settings.storage)
+    elif not (study_folder(settings.studies, prepared.name) / DATABASE).exists():
         return prepared, None, []
     try:
         study = open_search(prepared.name, studies=settings.studies, storage=settings.storage)

@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import optuna
 from optuna.exceptions import StorageInternalError
@@ -34,6 +34,9 @@ from lrnas._messages import hide_passwords, logger
 from lrnas.errors import LrnasError
 from lrnas.study.location import DATABASE
 from lrnas.study.optuna_internals import BulkStorage, QuickCache
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import URL
 
 OPENING = 15.0
 """Seconds to wait for a database that does not answer when it is opened."""
@@ -278,12 +281,24 @@ def _reason(error: BaseException) -> str:
     return lines[0].rstrip(".") if lines else type(error).__name__
 
 
-def _connect(url: str, must_exist: bool = False) -> BulkStorage:
-    from sqlalchemy import create_engine, inspect
-    from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQLAlchemyError
+def check_address(storage: str) -> None:
+    """Raise StorageError unless this is a database URL or `journal:FILE`. Nothing is opened."""
+    from sqlalchemy.exc import NoSuchModuleError
 
-    seconds = _patience_seconds()
+    if storage.startswith("journal:"):
+        return
+    parts, shown = _parse_url(storage)
+    try:
+        parts.get_dialect()
+    except NoSuchModuleError:
+        raise _not_a_storage(shown) from None
+
+
+def _parse_url(url: str) -> tuple[URL, str]:
+    """A database URL, and its text without the password. Raises StorageError if it is none."""
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
     try:
         parts = make_url(url)
         if parts.drivername == "postgresql" and not _is_installed("psycopg") and _is_installed("psycopg2"):
@@ -294,6 +309,15 @@ def _connect(url: str, must_exist: bool = False) -> BulkStorage:
     except (ArgumentError, ValueError):
         is_secret = "@" in url or "?" in url
         raise _not_a_storage(re.split("[:/]", url)[0] + ":…" if is_secret else url) from None
+    return parts, shown
+
+
+def _connect(url: str, must_exist: bool = False) -> BulkStorage:
+    from sqlalchemy import create_engine, inspect
+    from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQLAlchemyError
+
+    seconds = _patience_seconds()
+    parts, shown = _parse_url(url)
     arguments: dict[str, Any] = {"pool_pre_ping": True}
     is_file = parts.drivername.startswith("sqlite")
     if is_file:

@@ -19,7 +19,7 @@ from lrnas.arch.architecture import Architecture
 from lrnas.data.catalog import load_set
 from lrnas.data.in_memory import DataSet
 from lrnas.data.names import IMAGE_MEMORY, data_folder, with_absolute_paths
-from lrnas.errors import LrnasError, first_line
+from lrnas.errors import LrnasError
 from lrnas.models.plan import built_id, make_plan
 from lrnas.recipes import Recipe
 from lrnas.training.custom import Run, Trainable, train_with
@@ -72,8 +72,10 @@ class Start:
             weights = load_state_dict(str(path), use_ema=False)
         except OSError as error:
             raise LrnasError(f"cannot read {file}: {error.strerror}; give a file of weights") from None
-        except Exception as error:  # torch.load and safetensors raise all kinds of errors
-            raise LrnasError(f"{file} contains no weights ({first_line(error)}); give another file") from None
+        except Exception:  # torch.load and safetensors raise all kinds of errors
+            raise LrnasError(
+                f"{file} contains no weights; give a state dict in safetensors or from torch.save"
+            ) from None
         classifiers = getattr(config, "classifier", None) or "fc"
         classifier = f"{classifiers if isinstance(classifiers, str) else classifiers[0]}.weight"
         with torch.device("meta"):

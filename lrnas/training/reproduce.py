@@ -9,8 +9,10 @@ one JSON file with everything that is needed to repeat it; a run whose file exis
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +29,7 @@ from lrnas.errors import DataError, LrnasError
 from lrnas.models.paper import family_table, find_point, get_point
 from lrnas.models.plan import has_norms, resolve_backbone, training_size
 from lrnas.models.summary import Summary, read_source, summarise
-from lrnas.recipes import Recipe, get_recipe
+from lrnas.recipes import Recipe, get_recipe, tell_small_batches
 from lrnas.training.checkpoint import difference
 from lrnas.training.job import Job
 from lrnas.training.loop import Report, Result, evaluate
@@ -193,7 +195,8 @@ def reproduce(
     if summary.point is None:  # counts of the paper's networks are those of the paper
         summary = summarise(name, architecture, size, image_set.num_classes, image_set.channels)
     norms = has_norms(backbone, with_norm)
-    chosen = get_recipe(recipe, backbone, size, number, changes, norms=norms, own_crops=own_crops)
+    make_recipe = partial(get_recipe, recipe, backbone, size, changes=changes, norms=norms, own_crops=own_crops)
+    chosen = make_recipe(num_images=number)
     networks = {name: architecture}
     if table is not None and not (is_published and summary.point is not None):
         # the baseline has batch norm if the network has: otherwise the comparison would show the effect of batch norm
@@ -220,6 +223,9 @@ def reproduce(
     with packing_view() as progress:
         image_set.prepare(progress)
     if new := list(dict.fromkeys(label for (label, _), file in record_files.items() if not file.exists())):
+        usual = make_recipe(num_images=sys.maxsize)
+        for remark in (*image_set.remarks(), *tell_small_batches(chosen, usual, number)):
+            logger.info(remark)
         pixels, epochs = chosen.crop or size, f"{chosen.epochs} epoch{'s' * (chosen.epochs != 1)}"
         logger.info(
             f"training {' and '.join(new)} on {image_set.counts[0]:,} images of {image_set.name}, {pixels}×{pixels} "

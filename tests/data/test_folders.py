@@ -62,6 +62,38 @@ def test_other_files_are_ignored_and_test_classes_may_be_missing(tmp_path: Path)
     data = load(root)
     assert len(data.train.source.labels) == 13 and len(data.test()) == 4
     assert data.train.source.name(12) == str(root / "train" / "red" / "LAST.JPEG")
+    assert data.remarks()[0] == (
+        "train/red/notes.txt is ignored (1 .txt), because an image ends in .jpg, .jpeg, .jfif, .png, .webp, .bmp, "
+        ".tif, .tiff, .gif, .ppm or .pgm"
+    )
+
+
+def test_files_that_are_not_used_are_told(tmp_path: Path) -> None:
+    root = write_set(tmp_path, {"train": 4, "val": 2})
+    assert load(root).remarks() == []
+    (root / "train" / "blue" / "more" / "2024").mkdir(parents=True)
+    for name in ("000.png", "2024/001.jpg", "2024/list.csv"):
+        (root / "train" / "blue" / "more" / name).write_bytes(b"")
+    for name in ("a.heic", "b.HEIC", "c.avif", "d"):
+        (root / "val" / "green" / name).write_bytes(b"")
+    others, deeper = load(root).remarks()
+    assert others.startswith("4 files, such as val/green/a.heic, are ignored (2 .heic, 1 .avif, 1 no ending), because")
+    assert deeper == (
+        "2 files, such as train/blue/more/000.png, are ignored, because images must be directly in the folder of their "
+        "class"
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "advice"),
+    [
+        (("Train", "Test"), "rename Test/ to test/ and Train/ to train/"),
+        (("training", "validation"), "rename training/ to train/ and validation/ to val/"),
+    ],
+)
+def test_splits_with_other_names_should_be_renamed(names: tuple[str, str], advice: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"splits are called train/, val/ and test/; got others in .*; {advice}"):
+        load(write_set(tmp_path, dict.fromkeys(names, 3)))
 
 
 def test_the_identity_depends_on_files_not_on_their_folder(tmp_path: Path) -> None:
@@ -233,15 +265,14 @@ def test_bad_layouts_are_one_line(how: str, message: str, tmp_path: Path, capsys
 
 def test_classes_with_too_few_images_for_all_splits(tmp_path: Path) -> None:
     """The images are not split in the folder, so every class needs one for each split."""
-    few = "at least 2 training images, because one is used for validation; got one for a in "
-    none = "at least 3 images, one each for training, validation and tests; got one for a in "
-    for number, message in ((1, none), (2, few)):
+    rule = "at least 3 images, one each for training, validation and tests; got fewer for a "
+    for number in (1, 2):
         root = tmp_path / str(number)
         for label, count in (("a", number), ("b", 9)):
             (root / label).mkdir(parents=True)
             for i in range(count):
                 Image.new("RGB", (40, 40)).save(root / label / f"{i}.png")
-        with pytest.raises(DataError, match=message):
+        with pytest.raises(DataError, match=rf"{rule}\({number}\) in "):
             load(root)
 
 

@@ -152,6 +152,9 @@ def test_what_a_dry_run_cannot_know_is_refused(tmp_path: Path) -> None:
         lrnas.estimate("nin", budget=2, trainable=print, data="digits")
     with pytest.raises(LrnasError, match="got the address of a cluster"):
         lrnas.estimate("nin", budget=2, address="auto", data="digits")
+    for storage in ("foo", "foo://host/x"):
+        with pytest.raises(LrnasError, match=f"a storage is a database URL, .*; got {storage}"):
+            lrnas.estimate("nin", budget=2, data="digits", storage=storage)
     with pytest.raises(DataError, match="a dry run needs CIFAR-10"), without_writing():
         prepare_search(SearchSettings(space="nin", budget=2, data="cifar10", data_dir=str(tmp_path)))
     assert not list(tmp_path.iterdir())
