@@ -78,9 +78,12 @@ def make_search(folder: Path | None = None, objectives: str = "accuracy,macs") -
     return train_some(make_proposals(folder, objectives=objectives)).study
 
 
-def train_some(proposals: Proposals) -> Proposals:
-    """Train four networks of a search, with made-up accuracies."""
-    accuracies = {"lr-x0.25": 0.7, "dense-x0.25": 0.8, "nin-c3-lr": 0.9, "dense-x0.5": 0.75}
+ACCURACIES = {"lr-x0.25": 0.7, "dense-x0.25": 0.8, "nin-c3-lr": 0.9, "dense-x0.5": 0.75}
+"""Made-up accuracies of four named networks."""
+
+
+def train_some(proposals: Proposals, accuracies: Mapping[str, float] = ACCURACIES) -> Proposals:
+    """Train some named networks of a search, with made-up accuracies."""
     named = {**SPACE.points, **SPACE.uniform}
     proposals.enqueue({name: named[name] for name in accuracies})
     for accuracy in accuracies.values():

@@ -259,9 +259,9 @@ class Ladder:
                 is_first=bool(runs[each]) and "promised" not in runs[each][0].user_attrs,
             )
             for i, each in enumerate(shown)
-            if self._is_within(first[each])
         ]
-        return self._mark_counting(contenders), is_full
+        marked = self._mark_counting(contenders)  # also by networks beyond the limits, if their accuracies are known
+        return [each for each in marked if self._is_within(first[each.identity])], is_full
 
     def _costs_to_beat(self, trial: FrozenTrial, is_reference: bool) -> tuple[float, ...]:
         """The costs of a network. With `beat`, a reference network counts as if it had this share of its costs."""

@@ -108,6 +108,13 @@ def test_networks_beyond_a_later_limit_are_not_trained_in_full() -> None:
     assert ask(climb(proposals)[1]).point == "nin-c3-lr"
 
 
+def test_networks_below_the_accuracy_of_a_reference_network_do_not_count_if_a_limit_leaves_it_out_later() -> None:
+    references = {"nin": 0.92, "nin-c3": 0.91, "nin-c3-lr": 0.9}
+    proposals = train_some(make_proposals(), references | {"dense-x0.5": 0.8, "dense-x0.25": 0.75, "lr-x0.25": 0.7})
+    proposals.limits, proposals.beat = Limits(max_macs=7_000_000), 0.6
+    assert climb(proposals)[1].ask() is None
+
+
 @pytest.mark.parametrize(("beat", "name"), [(None, "dense-x0.25"), (0.1, "lr-x0.25")])
 def test_rivals_of_the_paper_cost_at_most_the_share_to_beat(beat: float | None, name: str) -> None:
     proposals = train_some(make_proposals())  # the network dense-x0.25 has 0.12 of the MACs of nin-c3-lr
