@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lrnas._messages import file_size, percent, some_of
+from lrnas._messages import file_size, percent
 from lrnas.cli.dry_run import print_estimate
 from lrnas.cli.options import add_command, add_option, add_settings, call, needs_extra, open_named
 from lrnas.cli.output import complain, exit_code, make_console, make_table, print_result, say
@@ -319,7 +319,7 @@ def _print_front(study: Study, level: str) -> None:
 
 def _print_level(study: Study, level: str) -> None:
     """Print the networks of a later level, with mean and deviation over seeds, and what was promised."""
-    from lrnas.study.levels import FULL, compare_with_references, count_left, read_level
+    from lrnas.study.levels import FULL, compare_with_references, read_level, tell_left
     from lrnas.study.retrained import front_marks
 
     console = make_console()
@@ -359,12 +359,10 @@ def _print_level(study: Study, level: str) -> None:
         console.print(f"{ONLY_FIRST}; {_tell_what_helps(study)} may find better ones.")
     for outcome in compare_with_references(finals, study.beat):
         console.print(str(outcome))
-    left, number = count_left(study, finals)
-    if left:
+    if left := tell_left(study, finals):
         console.print(
             "They were chosen by predicted accuracy after full training. Not among them: "
-            f"{some_of(left, number)} on the front of the short trainings, see "
-            f"`lrnas front {study.name} --level short`; a larger --finals trains more."
+            f"{left}, see `lrnas front {study.name} --level short`; a larger --finals trains more."
         )
 
 

@@ -12,7 +12,7 @@ from functools import singledispatch
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from lrnas._messages import duration, percent, some_of
+from lrnas._messages import duration, percent
 from lrnas._quantities import magnitude
 from lrnas.arch.architecture import Architecture
 from lrnas.arch.cost import Cost
@@ -21,7 +21,7 @@ from lrnas.models.plan import TIMM, native_input_size, native_num_classes, resol
 from lrnas.reporting.layer_view import SHADES, Layer, kind_of, lay_out
 from lrnas.spaces.parameters import format_values
 from lrnas.spaces.space import SearchSpace
-from lrnas.study.levels import FULL, SHORT, count_left, level_study, pick_level, read_level
+from lrnas.study.levels import FULL, SHORT, level_study, pick_level, read_level, tell_left
 from lrnas.study.manifest import RETRAINS, data_name
 from lrnas.study.retrained import Final, final_front, front_marks, read_retrained
 from lrnas.study.study import STATUSES, ImageShape, Study, Trial, Trials
@@ -154,9 +154,9 @@ def _(study: Study) -> str:
     table = as_html(summary.front) if summary.front and not finals else ""
     if finals:
         table = _finals_table(study, finals, "accuracy", front_marks(trained_later))
-        left, number = count_left(study, trained_later)
-        others = f'{some_of(left, number)} on the front of the short trainings, study.front("short")'
-        table += f"<p>Not trained in full: {escape(others)}.</p>" if left else ""
+        left = tell_left(study, trained_later)
+        others = escape(f'{left}, study.front("short")')
+        table += f"<p>Not trained in full: {others}.</p>" if left else ""
     trained = "trained in full" if level == FULL else "after longer training"
     level = f"{trained}, mean ± standard deviation over n seeds" if finals else "after the training of the search"
     text = f"The front, {level}; accuracy on validation images." if finals or summary.front else "No front yet."

@@ -38,7 +38,7 @@ from lrnas.errors import LrnasError, in_users_words
 from lrnas.recipes import Recipe
 from lrnas.sampling.promotion import MAX_MEASURED, Contender, pick_full, pick_longer
 from lrnas.searching.feasible import find_feasible
-from lrnas.searching.finals import LONGER_SHARE, SLACK, Ladder, Promotions, check_levels, too_little, with_finals
+from lrnas.searching.finals import LONGER_SHARE, SLACK, Ladder, Promotions, check_levels, why_none, with_finals
 from lrnas.searching.progress import progress_view
 from lrnas.searching.proposals import Proposals, check_conditions
 from lrnas.searching.samplers import make_sampler
@@ -50,7 +50,7 @@ from lrnas.study.ledger import Ledger
 from lrnas.study.levels import FULL, LONGER, SHORT, Level, level_study
 from lrnas.study.location import DATABASE
 from lrnas.study.manifest import OtherSettings, StudyError, check_manifest, read_manifest, tell_limits
-from lrnas.study.objectives import pick_objectives
+from lrnas.study.objectives import Costs, pick_objectives
 from lrnas.study.open import open_search
 from lrnas.study.storage import check_address
 from lrnas.study.study import Study
@@ -265,7 +265,9 @@ def _estimate(settings: SearchSettings) -> Estimate:
     if len(trials) < settings.budget:
         remarks.append(f"the space has only {len(trials)} networks within the limits that the sampler finds")
     if not planned.get(FULL, [None]):
-        remarks.append(f"no network would be trained in full: {too_little(training.levels[FULL], settings.finals)}")
+        is_any_within = any(not prepared.limits.excess(trial.costs) for trial in trials)
+        why = why_none(training.levels[FULL], settings.finals, is_any_within)
+        remarks.append(f"no network would be trained in full: {why}")
     idle = replace(machine, slowdown=(1 - machine.busy) * machine.slowdown, start=(1 - machine.busy) * machine.start)
     idle_seconds = packing + idle.wall_seconds(runs, training.levels, ask_seconds, max(1, machine.gpus))
     if machine.busy > BUSY and any(runs.values()):
@@ -416,6 +418,11 @@ class _Trial:
     """Whether it is one of the space's points, which are never stopped early."""
     asks: bool
     """Whether a sampler proposes it, which takes time."""
+
+    @property
+    def costs(self) -> Costs:
+        """Costs by name, without the latency."""
+        return {"macs": self.macs, "params": self.params}
 
 
 @dataclass(frozen=True)

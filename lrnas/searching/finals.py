@@ -17,7 +17,6 @@ import numpy as np
 from optuna.trial import FrozenTrial, TrialState
 from threadpoolctl import threadpool_limits
 
-from lrnas._messages import some_of
 from lrnas.arch.architecture import Architecture
 from lrnas.errors import is_command
 from lrnas.sampling.gain import Boxes
@@ -38,7 +37,7 @@ from lrnas.searching.runs import Chosen, Runs
 from lrnas.searching.setup import SearchTraining
 from lrnas.study.folder import begin_anew, check_untrained, create_optuna_study, is_trained, trials_folder
 from lrnas.study.ledger import Ledger
-from lrnas.study.levels import FULL, LONGER, SHORT, SUFFIXES, Level, count_left, level_study, read_level
+from lrnas.study.levels import FULL, LONGER, SHORT, SUFFIXES, Level, level_study, read_level, some_within, tell_left
 from lrnas.study.manifest import (
     LEVEL,
     SETTINGS,
@@ -87,13 +86,16 @@ def open_levels(search: Study, levels: Mapping[str, Level]) -> dict[str, Study]:
     return found
 
 
-def too_little(level: Level, share: float) -> str:
+def why_none(level: Level, share: float, is_any_within: bool) -> str:
     """Why no network is trained in full, and what to do.
 
     Args:
         level: The level `full`.
         share: Share of the training time that goes to the later levels.
+        is_any_within: Whether any network of the search is within its limits.
     """
+    if not is_any_within:
+        return "all networks that were trained are beyond the limits; raise --budget, or change the limits"
     number = len(level.seeds)
     return (
         f"{100 * share:.0f} % of the training time is too little for {number} seed{'s' * (number != 1)} of "
@@ -107,19 +109,21 @@ def tell_end(search: Study, level: Level, share: float) -> str:
     Args:
         search: The search, at its end.
         level: The level `full`.
-        share: As for `too_little`.
+        share: As for `why_none`.
     """
-    finals = read_level(search)
+    finals, limits = read_level(search), search.limits
     if not finals:
-        return f"no network was trained in full: {too_little(level, share)}"
-    left, number = count_left(search, finals)
+        trained = [trial for trial in search.trials if trial.status == "completed"]
+        is_any_within = not trained or any(not limits.excess(trial.costs) for trial in trained)
+        return f"no network was trained in full: {why_none(level, share, is_any_within)}"
     front = final_front(finals)
-    few = sum(final.ended < len(level.seeds) for final in front)
+    within = [final for final in front if not limits.excess(final.all_costs)]
+    few = sum(final.ended < len(level.seeds) for final in within)
     told = []
-    if left and not is_command():  # the command prints it below the front
-        told.append(f"not trained in full: {some_of(left, number)} on the front of the short trainings")
+    if not is_command() and (left := tell_left(search, finals)):  # the command prints it below the front
+        told.append(f"not trained in full: {left}")
     if few:
-        told.append(f"fewer than {len(level.seeds)} seeds: {some_of(few, len(front))} on the front")
+        told.append(f"fewer than {len(level.seeds)} seeds: {some_within(few, len(within), len(front))} on the front")
     return "; ".join([*told, "a larger --finals trains more"]) if told else ""
 
 

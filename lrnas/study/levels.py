@@ -15,7 +15,7 @@ from typing import Any
 import optuna
 
 from lrnas._arguments import checked
-from lrnas._messages import percent
+from lrnas._messages import percent, some_of
 from lrnas.errors import UnknownName
 from lrnas.recipes import Recipe
 from lrnas.sampling.pareto import costs_no_more
@@ -141,15 +141,25 @@ def read_level(search: Study, level: str = FULL) -> list[Final]:
     return [] if found is None else gather_runs(found, SUFFIXES[level], searched)
 
 
-def count_left(search: Study, finals: Sequence[Final]) -> tuple[int, int]:
-    """How many networks on the front of the short trainings were not trained in full, and how many are on it.
+def tell_left(search: Study, finals: Sequence[Final]) -> str:
+    """How many networks on the front of the short trainings were not trained in full, in words; empty if all were.
+
+    Networks beyond the limits of the search are not counted.
 
     Args:
         search: The search, or its level `full`, of which nothing is left.
         finals: All networks of the level `full`, from `read_level`.
     """
     front, known = search.short_summary().front, {final.trial for final in finals if final.ended}
-    return sum(trial.trial not in known for trial in front), len(front)
+    limits = search.limits
+    within = [trial for trial in front if not limits.excess(trial.costs)]
+    left = sum(trial.trial not in known for trial in within)
+    return f"{some_within(left, len(within), len(front))} on the front of the short trainings" if left else ""
+
+
+def some_within(some: int, number: int, all_of_them: int) -> str:
+    """Some of the networks within the limits in words, which say so if others are beyond them."""
+    return some_of(some, number) + " within the limits" * (number < all_of_them)
 
 
 def tell_below(search: Study) -> str:

@@ -61,12 +61,15 @@ class Limits:
     """Milliseconds."""
 
     def excess(self, costs: Costs) -> dict[str, float]:
-        """By how much costs are beyond each limit, as a share of the limit; empty if they are within all limits."""
+        """By how much costs are beyond each limit, as a share of the limit; empty if they are within all limits.
+
+        A latency that is not known is within its limit.
+        """
         broken = {
             "max_macs": costs["macs"] / self.max_macs - 1 if self.max_macs else 0.0,
             "min_macs": 1 - costs["macs"] / self.min_macs if self.min_macs else 0.0,
             "max_params": costs["params"] / self.max_params - 1 if self.max_params else 0.0,
-            "max_latency": costs["latency"] / self.max_latency - 1 if self.max_latency else 0.0,
+            "max_latency": costs.get("latency", 0.0) / self.max_latency - 1 if self.max_latency else 0.0,
         }
         return {name: value for name, value in broken.items() if value > 0}
 

@@ -74,11 +74,16 @@ class Final(OverSeeds):
     """Its name, if it is a uniform network of the space."""
 
     @property
+    def all_costs(self) -> dict[str, float]:
+        """All costs that are known, by name."""
+        timed = {} if self.latency is None else {"latency": self.latency}
+        return {"macs": self.macs, "params": self.params, **timed}
+
+    @property
     def known_costs(self) -> dict[str, float]:
         """The costs by which this network is compared: the search's, as far as they are known, else MACs."""
-        known = {"macs": self.macs, "params": self.params}
-        timed = {} if self.latency is None else {"latency": self.latency}
-        return {name: (known | timed)[name] for name in self.costs if name in known | timed} or {"macs": self.macs}
+        known = self.all_costs
+        return {name: known[name] for name in self.costs if name in known} or {"macs": self.macs}
 
     def shares_of(self, other: Final) -> dict[str, float]:
         """Each of these costs as a share of another network's."""

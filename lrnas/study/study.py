@@ -367,6 +367,12 @@ class Study(NotebookView):
         return read_limits(self.optuna_study).get("beat")
 
     @property
+    def limits(self) -> Limits:
+        """Limits on the costs of networks that the search last had."""
+        known: Mapping[str, Any] = read_limits(self.optuna_study)
+        return Limits(**{each.name: known.get(each.name) for each in dataclasses.fields(Limits)})
+
+    @property
     def budget(self) -> int:
         """Number of trials that the search was last to have in all, at least those that it has."""
         begun = self.manifest.get(SETTINGS, {}).get("budget", 0)

@@ -198,10 +198,18 @@ def test_a_narrow_terminal_shows_the_trials_of_finals(
 def test_networks_of_the_short_front_that_were_not_trained_in_full_are_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    make_finals(make_search(tmp_path / "s"), {"lr-x0.25": (0.93,)})
-    assert main(["front", "s", "--studies", str(tmp_path)]) == 0
-    left = "Not among them: 2 of the 3 networks on the front of the short trainings, see `lrnas front s "
-    assert left in " ".join(capsys.readouterr().out.split())
+    search = make_search(tmp_path / "s")
+    make_finals(search, {"lr-x0.25": (0.93,)})
+
+    def shown() -> str:
+        assert main(["front", "s", "--studies", str(tmp_path)]) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    assert "Not among them: 2 of the 3 networks on the front of the short trainings, see `lrnas front s " in shown()
+    keep_limits(search.optuna_study, {"max_macs": search.trials[1].macs})
+    assert "Not among them: 1 of the 2 networks within the limits on the front of the short trainings, see" in shown()
+    keep_limits(search.optuna_study, {"max_macs": search.trials[0].macs})
+    assert "Not among them" not in shown()
 
 
 def test_with_beat_the_best_network_below_the_share_is_named(

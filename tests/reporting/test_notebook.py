@@ -29,6 +29,7 @@ from lrnas.searching.estimate import Estimate, LevelEstimate, NamedNetwork
 from lrnas.searching.progress import tell_interrupted
 from lrnas.searching.runs import Chosen
 from lrnas.study.levels import level_study
+from lrnas.study.manifest import keep_limits
 from lrnas.study.objectives import Limits
 from lrnas.study.study import MAX_PRINTED, Study
 
@@ -123,6 +124,8 @@ def test_a_study_with_finals_shows_them() -> None:
     assert f"Runs of {search.name}@finals, each one training" in search.front()._repr_html_()
     assert f"<b>run 0 of {search.name}@finals, trial 2: " in search.front()[-1]._repr_html_()
     assert "not complete" not in search._repr_html_()
+    keep_limits(search.optuna_study, {"max_macs": search.trials[0].macs})
+    assert "Not trained in full" not in search._repr_html_()
     level = level_study(search, "full")
     assert level is not None
     level.enqueue_trial({})  # as a run that was begun when the driver was killed

@@ -26,7 +26,7 @@ from lrnas.searching.setup import SearchTraining
 from lrnas.study.folder import delete_study, trials_folder
 from lrnas.study.ledger import Ledger
 from lrnas.study.levels import compare_with_references, level_study, read_level, tell_below
-from lrnas.study.manifest import OtherSettings, StudyError
+from lrnas.study.manifest import OtherSettings, StudyError, keep_limits
 from lrnas.study.objectives import Limits
 from lrnas.study.open import open_search, open_study
 from lrnas.study.references import find_network
@@ -369,6 +369,27 @@ def test_the_end_tells_what_the_finals_did_not_train() -> None:
     search = make_search()
     make_finals(search, dict.fromkeys(("lr-x0.25", "dense-x0.25", "nin-c3-lr"), (0.9, 0.9, 0.9)))
     assert tell_end(search, level, 0.5) == ""
+
+
+def test_what_the_finals_did_not_train_is_told_of_networks_within_the_limits() -> None:
+    """A larger --finals trains no others."""
+    search, level = make_search(), LEVELS["full"]
+    macs = {trial.point: trial.macs for trial in search.trials}
+    keep_limits(search.optuna_study, {"max_macs": macs["lr-x0.25"] - 1, "beat": 0.5})
+    beyond = "all networks that were trained are beyond the limits; raise --budget, or change the limits"
+    assert tell_end(search, level, 0.5) == f"no network was trained in full: {beyond}"
+    keep_limits(search.optuna_study, {"max_macs": macs["dense-x0.5"]})
+    assert "50 % of the training time is too little" in tell_end(search, level, 0.5)
+    make_finals(search, {"lr-x0.25": (0.9, 0.9, 0.9), "nin-c3-lr": (0.95, 0.94)})
+    left = "not trained in full: 1 of the 2 networks within the limits on the front of the short trainings; "
+    assert tell_end(search, level, 0.5) == f"{left}a larger --finals trains more"
+    keep_limits(search.optuna_study, {"max_macs": macs["lr-x0.25"], "max_latency": 1.0})
+    assert tell_end(search, level, 0.5) == ""
+    search = make_search()
+    make_finals(search, {"lr-x0.25": (0.9,), "nin-c3-lr": (0.93,)})
+    keep_limits(search.optuna_study, {"min_macs": macs["nin-c3-lr"]})
+    few = "fewer than 3 seeds: the only network within the limits on the front; a larger --finals trains more"
+    assert tell_end(search, level, 0.5) == few
 
 
 def test_full_trainings_below_the_short_ones_are_told() -> None:
