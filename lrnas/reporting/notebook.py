@@ -145,6 +145,7 @@ def _(study: Study) -> str:
     goals = ", ".join(objective.name for objective in study.objectives)
     level_runs = None if "@" in study.name else level_study(study, FULL)
     unfinished = [] if level_runs is None else [run for run in level_runs.trials if not run.state.is_finished()]
+    unfinished = [run for run in unfinished if not study.limits.excess(run.user_attrs)]
     state = f"; not complete, full trainings that are not done: {len(unfinished)}" if unfinished else ""
     state = "; interrupted, not complete: the same call continues it" if study.interrupted else state
     about = f"{study.manifest['source']} on {data_name(study.manifest)}, {goals}; trials: {counts}{state}"

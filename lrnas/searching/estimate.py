@@ -8,7 +8,6 @@ the search itself (`lrnas.sampling.promotion`), with the same accuracies.
 
 from __future__ import annotations
 
-import functools
 import heapq
 import math
 import os
@@ -38,7 +37,7 @@ from lrnas.errors import LrnasError, in_users_words
 from lrnas.recipes import Recipe
 from lrnas.sampling.promotion import MAX_MEASURED, Contender, pick_full, pick_longer
 from lrnas.searching.feasible import find_feasible
-from lrnas.searching.finals import LONGER_SHARE, SLACK, Ladder, Promotions, check_levels, why_none, with_finals
+from lrnas.searching.finals import LONGER_SHARE, SLACK, Ladder, check_levels, why_none, with_finals
 from lrnas.searching.progress import progress_view
 from lrnas.searching.proposals import Proposals, check_conditions
 from lrnas.searching.samplers import make_sampler
@@ -369,8 +368,7 @@ def _left(
     proposals = Proposals(Ledger(study), training.space, training.cost, prepared.limits, beat=settings.beat)
     ladder = Ladder(proposals, training.levels, studies, settings.finals)
     for level in (name for name in studies if name != SHORT):
-        queue = Promotions(Ledger(studies[level]), choose=functools.partial(ladder.choose, level))
-        left[level] = [] if queue.is_over(None) else left[level] or planned[SHORT][-1:]
+        left[level] = [] if ladder.queue(level).is_over(None) else left[level] or planned[SHORT][-1:]
     return left
 
 

@@ -197,6 +197,15 @@ class Ladder:
     share: float
     _runs: dict[str, dict[str, list[FrozenTrial]]] = field(default_factory=dict, init=False, repr=False)
 
+    def queue(self, level: str, num_workers: int | None = None) -> Promotions:
+        """The runs at a level that are trained now; the arguments are those of `choose`."""
+        return Promotions(
+            Ledger(self.studies[level]),
+            choose=functools.partial(self.choose, level, num_workers=num_workers),
+            is_put_off=self._is_put_off,
+            expect=self.training_left,
+        )
+
     def choose(self, level: str, is_patient: bool = False, *, num_workers: int | None = None) -> Promotion | None:
         """The next run at a level; None if there is nothing more to train there, for now.
 
@@ -292,7 +301,7 @@ class Ladder:
                 if "imported_from" in run.user_attrs:
                     continue
                 seconds = float(run.user_attrs.get("seconds", 0.0))
-                if not run.state.is_finished() and identity in first and level != SHORT:
+                if self._is_open(run) and identity in first and level != SHORT:
                     seconds = max(seconds, self._expected_seconds(first[identity], level))
                 total += seconds
         return total
@@ -314,8 +323,8 @@ class Ladder:
                 begun |= {identity} if level == FULL else set()
                 if identity in first:
                     expected = self._expected_seconds(first[identity], level)
-                    waiting = [run.user_attrs.get("seconds", 0.0) for run in runs if not run.state.is_finished()]
-                    rest += sum(max(0.0, expected - seconds) for seconds in waiting)
+                    spent = [run.user_attrs.get("seconds", 0.0) for run in runs if self._is_open(run)]
+                    rest += sum(max(0.0, expected - seconds) for seconds in spent)
         references = (
             self._expected_seconds(trial, FULL)
             for identity, trial in first.items()
@@ -351,7 +360,7 @@ class Ladder:
     def _is_first_in_training(self) -> bool:
         """Whether networks are being trained in full, and none of them is done."""
         runs = [run for some in self._runs[FULL].values() for run in some]
-        return any(not run.state.is_finished() for run in runs) and not any(is_done(run) for run in runs)
+        return any(map(self._is_open, runs)) and not any(map(is_done, runs))
 
     # --- networks of the search
 
@@ -395,8 +404,15 @@ class Ladder:
 
     def _is_within(self, trial: FrozenTrial) -> bool:
         """Whether a network is within the limits, which may have changed since it was trained."""
-        costs = {name: float(trial.user_attrs.get(name, 0.0)) for name in ("macs", "params", "latency")}
-        return not self.proposals.limits.excess(costs)
+        return not self.proposals.limits.excess(trial.user_attrs)
+
+    def _is_put_off(self, run: FrozenTrial) -> bool:
+        """Whether a run that was begun or chosen waits until the limits allow its network again."""
+        return run.state == TrialState.WAITING and not self._is_within(run)
+
+    def _is_open(self, run: FrozenTrial) -> bool:
+        """Whether a run is being trained, or will be."""
+        return not (run.state.is_finished() or self._is_put_off(run))
 
     def _point_of(self, trial: FrozenTrial) -> str | None:
         """Name of a trial's network, if it is a reference network."""
@@ -433,11 +449,13 @@ class Promotions(Runs):
         wanted: All runs of the study, as pairs of a network's identity and a seed.
         choose: Returns the next run; None if there is none. Its argument says whether other runs are being trained, so
             that it may wait for their results.
+        is_put_off: Whether a run that waits is not to be trained now.
         expect: Returns the training time that is left, in seconds; None if it is not known.
     """
 
     may_ask_again: ClassVar[bool] = True
     choose: Callable[[bool], Promotion | None] = lambda is_patient: None
+    is_put_off: Callable[[FrozenTrial], bool] = lambda run: False
     expect: Callable[[], float] | None = None
     _ended: int | None = field(default=None, init=False, repr=False)
     """Number of runs that had ended when there was nothing to choose."""
@@ -446,7 +464,8 @@ class Promotions(Runs):
         self._find_wanted()
 
     def _find_wanted(self) -> None:
-        self.wanted = [run_key(run) for run in self.study.optuna_trials() if not is_duplicate(run)]
+        runs = self.study.optuna_trials()
+        self.wanted = [run_key(run) for run in runs if not (is_duplicate(run) or self.is_put_off(run))]
 
     def ask(self, budget: int | None = None) -> Proposal | None:
         """The next run; None if there is nothing more to train at this level, for now."""
@@ -471,7 +490,8 @@ class Promotions(Runs):
         return None if self.expect is None else self.expect()
 
     def is_over(self, budget: int | None) -> bool:
-        return not self.study.optuna_trials((TrialState.WAITING,)) and self.choose(False) is None
+        waiting = self.study.optuna_trials((TrialState.WAITING,))
+        return all(map(self.is_put_off, waiting)) and self.choose(False) is None
 
 
 def train_levels(
@@ -505,9 +525,7 @@ def train_levels(
     for level, num_workers in phases:
         if proposals.study.interrupted:
             return
-        study = studies[level]
-        choose = functools.partial(ladder.choose, level, num_workers=num_workers)
-        queue = Promotions(Ledger(study), choose=choose, expect=ladder.training_left)
+        study, queue = studies[level], ladder.queue(level, num_workers)
         queue.ledger.release_orphans()
         if queue.is_over(None):
             continue

@@ -128,7 +128,10 @@ def test_a_study_with_finals_shows_them() -> None:
     assert "Not trained in full" not in search._repr_html_()
     level = level_study(search, "full")
     assert level is not None
-    level.enqueue_trial({})  # as a run that was begun when the driver was killed
+    level.enqueue_trial({}, user_attrs=level.trials[0].user_attrs)  # as a run that was begun when the driver was killed
+    assert level.trials[0].user_attrs["macs"] > search.trials[0].macs
+    assert "not complete" not in search._repr_html_()  # the limit puts it off
+    keep_limits(search.optuna_study, {})
     assert "; not complete, full trainings that are not done: 1</p>" in search._repr_html_()
 
 

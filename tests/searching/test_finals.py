@@ -39,7 +39,7 @@ def climb(proposals: Proposals, share: float = 0.95) -> tuple[Ladder, Promotions
     """The finals of a search, as a driver opens them."""
     studies = open_levels(proposals.study, LEVELS)
     ladder = Ladder(proposals, LEVELS, studies, share)
-    return ladder, Promotions(Ledger(studies["full"]), choose=functools.partial(ladder.choose, "full"))
+    return ladder, ladder.queue("full")
 
 
 def finish(runs: Promotions, run: Proposal, accuracy: float, seconds: float = 9.0) -> None:
@@ -113,6 +113,30 @@ def test_networks_below_the_accuracy_of_a_reference_network_do_not_count_if_a_li
     proposals = train_some(make_proposals(), references | {"dense-x0.5": 0.8, "dense-x0.25": 0.75, "lr-x0.25": 0.7})
     proposals.limits, proposals.beat = Limits(max_macs=7_000_000), 0.6
     assert climb(proposals)[1].ask() is None
+
+
+def test_full_trainings_that_were_begun_are_put_off_while_a_limit_leaves_out_their_networks(tmp_path: Path) -> None:
+    proposals = train_some(make_proposals(tmp_path))
+    ladder, runs = climb(proposals)
+    begun, waiting = ask(runs), ask(runs)
+    runs.ledger.report_epoch(begun.number, [0.5], 2.0)
+    for run in (begun, waiting):
+        runs.ledger.release(run.number)
+    assert begun.point == waiting.point == "nin-c3-lr"
+    proposals.limits = Limits(max_macs=begun.macs - 1)
+    runs = ladder.queue("full")
+    trained = set()
+    while not runs.is_over(None):
+        trained.add((run := ask(runs)).macs)
+        finish(runs, run, 0.95)
+    assert trained and max(trained) < begun.macs and runs.ask() is None
+    assert ladder.seconds("full") == 2.0 + 9.0 * runs.spent()
+    assert ladder.training_left() == max(0.0, ladder.seconds_left("full"))
+    states = [runs.study.optuna_trial(run.number).state for run in (begun, waiting)]
+    assert states == [TrialState.WAITING, TrialState.WAITING]
+    proposals.limits = Limits()
+    runs = ladder.queue("full")
+    assert not runs.is_over(None) and {ask(runs).number, ask(runs).number} == {begun.number, waiting.number}
 
 
 @pytest.mark.parametrize(("beat", "name"), [(None, "dense-x0.25"), (0.1, "lr-x0.25")])
