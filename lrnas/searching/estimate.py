@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import optuna
 import torch
-from optuna.trial import TrialState
 
 from lrnas._arguments import checked
 from lrnas._field_docs import in_help
@@ -39,7 +38,7 @@ from lrnas.sampling.promotion import MAX_MEASURED, Contender, pick_full, pick_lo
 from lrnas.searching.feasible import find_feasible
 from lrnas.searching.finals import LONGER_SHARE, SLACK, Ladder, check_levels, why_none, with_finals
 from lrnas.searching.progress import progress_view
-from lrnas.searching.proposals import Proposals, check_conditions
+from lrnas.searching.proposals import Proposals, check_conditions, tried_names, waiting_names
 from lrnas.searching.samplers import make_sampler
 from lrnas.searching.search import Preparation, continue_with, num_ended, open_other, prepare_search
 from lrnas.searching.settings import SearchSettings, gather_settings, takes_settings
@@ -383,10 +382,8 @@ def _left_to_train(named: Mapping[str, Architecture], study: Study | None) -> di
     """The named networks that a search would train, in this order: first those that wait in the study's queue."""
     if study is None:
         return dict(named)
-    known = {trial.point for trial in study.trials if trial.status in {*TRAINED, "running"}}
-    waiting = [str(trial.user_attrs.get("point")) for trial in study.optuna_trials((TrialState.WAITING,))]
-    order = dict.fromkeys([*waiting, *named])
-    return {name: named[name] for name in order if name in named and name not in known}
+    tried, order = tried_names(study), dict.fromkeys([*waiting_names(study), *named])
+    return {name: named[name] for name in order if name in named and name not in tried}
 
 
 def _named_networks(prepared: Preparation, study: Study | None) -> tuple[NamedNetwork, ...]:

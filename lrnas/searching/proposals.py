@@ -157,14 +157,7 @@ class Proposals(Queue):
 
     def enqueue(self, named: Mapping[str, Architecture]) -> None:
         """Put named networks into the queue, except those that the study already has."""
-        beyond = self._left_out()
-        known = {
-            trial.user_attrs["point"]
-            for trial in self.study.optuna_trials()
-            if trial.state != TrialState.FAIL
-            and "point" in trial.user_attrs
-            and trial.user_attrs.get("status") != "limit"
-        }
+        beyond, known = self._left_out(), {*tried_names(self.study), *waiting_names(self.study)}
         for name, architecture in named.items():
             # limits may have changed since the network was found to be beyond them
             is_still_beyond = name in beyond and self.limits.excess(self.cost_of(architecture))
@@ -319,6 +312,19 @@ class Proposals(Queue):
             )
             return True
         return False
+
+
+def tried_names(study: Study) -> set[str]:
+    """Names of named networks that a study trains or has tried; not of those that it lost or found beyond a limit."""
+    tried = (trial for trial in study.optuna_trials() if trial.state not in (TrialState.FAIL, TrialState.WAITING))
+    found = (trial.user_attrs for trial in tried)
+    return {known["point"] for known in found if "point" in known and known.get("status") != "limit"}
+
+
+def waiting_names(study: Study) -> list[str]:
+    """Names of the named networks that wait in the queue of a study, in this order."""
+    found = (trial.user_attrs for trial in study.optuna_trials() if trial.state == TrialState.WAITING)
+    return [known["point"] for known in found if "point" in known]
 
 
 def check_conditions(other: Study, manifest: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from optuna.trial import TrialState
 from pictures import spoil, write_set
 
 import lrnas
@@ -309,6 +310,29 @@ def test_a_dry_run_knows_the_networks_that_wait_and_that_a_limit_left_out(
     train_all(proposals, budget)
     trained = {trial.point for trial in proposals.study.trials if trial.status == "completed" and trial.point}
     assert trained == expected | {"dense-x0.25", "lr-x0.5"}
+
+
+def test_a_dry_run_knows_the_networks_that_could_not_be_trained_and_those_that_are_another_ones_duplicate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search does not try them again, but does try one that was lost."""
+    monkeypatch.setattr(dry_run, "_measure", lambda *_: machine())
+    common: dict[str, Any] = {"data": "digits", "studies": str(tmp_path), "name": "s", "sampler": "random", "finals": 0}
+    proposals, _ = begin_study(SearchSettings(space="nin", budget=4, **common))
+    ledger, ended = proposals.ledger, []
+    for status in ("completed", "faulty", "duplicate", "lost"):
+        found = proposals.ask()
+        assert found is not None
+        ended.append(found.point)
+        state = {"completed": TrialState.COMPLETE, "lost": TrialState.FAIL}.get(status, TrialState.PRUNED)
+        values = [0.5, found.macs] if status == "completed" else None
+        ledger.end(found.number, state, status, "", values, trained=status != "duplicate")
+    estimated = lrnas.estimate("nin", budget=4, progress=False, **common)
+    assert [network.name for network in estimated.networks if network.is_known] == ended[:3]
+    named, _ = begin_study(SearchSettings(space="nin", budget=4, **common))
+    train_all(named, 4)
+    next_ones = {each.point for each in named.study.trials if each.status == "completed"} - {ended[0]}
+    assert next_ones == {each.name for each in estimated.networks if not (each.is_known or each.beyond)}
 
 
 def test_a_dry_run_says_that_a_study_would_begin_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
