@@ -48,7 +48,7 @@ from lrnas.study.ledger import Ledger
 from lrnas.study.levels import FULL, LONGER, SHORT, Level, level_study
 from lrnas.study.location import DATABASE
 from lrnas.study.manifest import OtherSettings, StudyError, check_manifest, read_manifest, tell_limits
-from lrnas.study.objectives import Costs, pick_objectives
+from lrnas.study.objectives import Costs, Limits, pick_objectives
 from lrnas.study.open import open_search
 from lrnas.study.storage import check_address
 from lrnas.study.study import Study
@@ -246,24 +246,25 @@ def _estimate(settings: SearchSettings) -> Estimate:
         data.check_readable()
     logger.info("measuring how fast networks train here, for some seconds")
     machine = _measure(prepared, settings, None if pack is None else pack.gpu_bytes)
-    done = [] if study is None else _done(study)
+    done, ended = ([], 0) if study is None else (_done(study), num_ended(study))
     rest, ask_seconds = _rehearse(prepared, settings, max(1, machine.gpus) * machine.at_a_time, study)
     trials = done + rest
-    planned = _plan(trials, machine, training.levels, settings.finals)
-    runs = planned if study is None else _left(planned, prepared, settings, study)
+    planned = _plan(trials, machine, training.levels, settings.finals, prepared.limits)
+    runs = planned if study is None else _left(planned, rest, prepared, settings, study)
     train_images, val_images, _ = (len(data.train), len(data.val), 0) if packing else data.counts
     remarks += data.unreadable() if isinstance(data, PackedSet) and not packing else []
     if study is not None and not any(runs.values()):
         remarks.append(f"{study.name} exists and is complete: nothing would be trained; a larger --budget extends it")
     elif study is not None:
-        left = f"{len(runs[SHORT])} of {len(trials)} trials left"
+        left = f"{len(rest)} of {ended + len(rest)} trials left"
         remarks.append(f"{study.name} exists: the search would continue it, with {left}; the estimate is for the rest")
     if "latency" in settings.objectives or settings.max_latency is not None:
         remarks.append("latency is not measured in a dry run: no network is left out for its latency")
-    if len(trials) < settings.budget:
-        remarks.append(f"the space has only {len(trials)} networks within the limits that the sampler finds")
+    if ended + len(rest) < settings.budget:
+        networks = "more " * (ended > 0) + "network" + "s" * (len(rest) != 1)
+        remarks.append(f"the space has only {len(rest)} {networks} within the limits that the sampler finds")
     if not planned.get(FULL, [None]):
-        is_any_within = any(not prepared.limits.excess(trial.costs) for trial in trials)
+        is_any_within = not trials or any(not prepared.limits.excess(trial.costs) for trial in trials)
         why = why_none(training.levels[FULL], settings.finals, is_any_within)
         remarks.append(f"no network would be trained in full: {why}")
     idle = replace(machine, slowdown=(1 - machine.busy) * machine.slowdown, start=(1 - machine.busy) * machine.start)
@@ -349,14 +350,19 @@ def _trainings(levels: Iterable[LevelEstimate]) -> str:
 
 
 def _left(
-    planned: dict[str, list[_Trial]], prepared: Preparation, settings: SearchSettings, study: Study
+    planned: dict[str, list[_Trial]],
+    rest: list[_Trial],
+    prepared: Preparation,
+    settings: SearchSettings,
+    study: Study,
 ) -> dict[str, list[_Trial]]:
-    """The runs that are left of a study that exists: at each level, as many are done as have ended there."""
+    """The runs that are left of a study that exists: the `rest` of its trials, and later ones less those that ended."""
     training, studies = prepared.training, {SHORT: study}
     for level in planned:
         if level != SHORT and (stored := level_study(study, level)) is not None:
             studies[level] = Study(stored.study_name, stored, study.objectives, read_manifest(stored), study.where)
-    left = {name: some[num_ended(studies[name]) if name in studies else 0 :] for name, some in planned.items()}
+    ended = {name: num_ended(each) for name, each in studies.items() if name != SHORT}
+    left = {name: some[ended.get(name, 0) :] for name, some in planned.items()} | {SHORT: rest}
     if FULL in studies:  # reference networks are trained in full in any case
         done = {trial.macs for trial in studies[FULL].trials if trial.is_reference}
         references = [run for run in planned[FULL] if run.is_reference and run.macs not in done]
@@ -366,16 +372,26 @@ def _left(
     # the finals end by their own rules, not after a number of runs
     proposals = Proposals(Ledger(study), training.space, training.cost, prepared.limits, beat=settings.beat)
     ladder = Ladder(proposals, training.levels, studies, settings.finals)
+    within = [trial for trial in planned[SHORT] if not prepared.limits.excess(trial.costs)]
     for level in (name for name in studies if name != SHORT):
-        left[level] = [] if ladder.queue(level).is_over(None) else left[level] or planned[SHORT][-1:]
+        left[level] = [] if ladder.queue(level).is_over(None) else left[level] or within[-1:]
     return left
 
 
 def _done(study: Study) -> list[_Trial]:
-    """The trials of a study that exists that are over, as far as they count towards its budget."""
-    trained = [trial for trial in study.trials if trial.status in TRAINED]
-    found = [_Trial(trial.macs, trial.params, trial.is_reference, trial.point is None) for trial in trained]
-    return list(islice(cycle(found), num_ended(study)))  # others could not be trained
+    """The trials of a study that exists that are over and were trained, by this search or by another one."""
+    found = (trial.user_attrs for trial in study.optuna_trials() if trial.state.is_finished())
+    return [
+        _Trial(
+            known["macs"],
+            known["params"],
+            known.get("point") in study.manifest["space"]["points"],
+            asks=False,
+            is_imported="imported_from" in known,
+        )
+        for known in found
+        if known.get("status") in TRAINED
+    ]
 
 
 def _left_to_train(named: Mapping[str, Architecture], study: Study | None) -> dict[str, Architecture]:
@@ -413,6 +429,8 @@ class _Trial:
     """Whether it is one of the space's points, which are never stopped early."""
     asks: bool
     """Whether a sampler proposes it, which takes time."""
+    is_imported: bool = False
+    """Whether another search has trained it, so that this one spends no time on it."""
 
     @property
     def costs(self) -> Costs:
@@ -679,16 +697,19 @@ def _rehearse(
     return trials, asked / max(1, len(proposed))
 
 
-def _plan(trials: list[_Trial], machine: _Machine, levels: dict[str, Level], share: float) -> dict[str, list[_Trial]]:
-    """The runs of all levels, in the order in which they would be trained."""
+def _plan(
+    trials: list[_Trial], machine: _Machine, levels: dict[str, Level], share: float, limits: Limits
+) -> dict[str, list[_Trial]]:
+    """The runs of all levels, in the order in which they would be trained; those of later levels are within limits."""
     found = {SHORT: trials}
     if FULL not in levels:
         return found
-    short = sum(machine.seconds(trial, levels[SHORT]) for trial in trials)
+    short = sum(machine.seconds(trial, levels[SHORT]) for trial in trials if not trial.is_imported)
     later = share / (1 - share) * short
     left = later
-    kept = [trials[i] for i in np.linspace(0, len(trials) - 1, min(MAX_MEASURED, len(trials)), dtype=int)]
-    lowest = min(trial.macs for trial in kept)
+    within = [trial for trial in trials if not limits.excess(trial.costs)]
+    kept = [within[i] for i in np.linspace(0, len(within) - 1, min(MAX_MEASURED, len(within)), dtype=int)]
+    lowest = min((trial.macs for trial in kept), default=0.0)
 
     def contenders(level: str) -> list[Contender]:
         return [

@@ -31,7 +31,7 @@ from lrnas.study.ledger import Ledger
 from lrnas.study.levels import FULL, LONGER, SHORT, Level
 from lrnas.study.location import Whereabouts
 from lrnas.study.manifest import keep_limits
-from lrnas.study.objectives import pick_objectives
+from lrnas.study.objectives import Limits, pick_objectives
 from lrnas.study.storage import open_storage
 from lrnas.study.study import Study
 from lrnas.training.measuring import MeasuringProcess
@@ -109,7 +109,7 @@ def test_more_gpus_share_the_trainings_and_proposals_take_their_time() -> None:
 def test_finals_take_their_share_of_the_time_and_compare_with_the_paper() -> None:
     trials = [trial(10, True), trial(8, True), *(trial(1 + i / 10) for i in range(60))]
     here = machine()
-    runs = _plan(trials, here, LEVELS, 0.5)
+    runs = _plan(trials, here, LEVELS, 0.5, Limits())
     seconds = {name: sum(here.seconds(run, LEVELS[name]) for run in some) for name, some in runs.items()}
     later = seconds[LONGER] + seconds[FULL]
     assert 0.8 * seconds[SHORT] < later < 1.2 * seconds[SHORT]
@@ -117,9 +117,28 @@ def test_finals_take_their_share_of_the_time_and_compare_with_the_paper() -> Non
     assert all(any(run.macs == macs for run in runs[FULL]) for macs in (10, 8))
     assert any(not run.is_reference for run in runs[FULL])
     # a small budget has no time for this: each of the paper's networks and one that costs no more are trained once
-    few = _plan([trial(10, True), trial(8, True), trial(5)], here, {SHORT: LEVELS[SHORT], FULL: LEVELS[FULL]}, 0.2)
+    few = _plan(
+        [trial(10, True), trial(8, True), trial(5)], here, {SHORT: LEVELS[SHORT], FULL: LEVELS[FULL]}, 0.2, Limits()
+    )
     assert sorted(run.macs for run in few[FULL]) == [5, 8, 10]
-    assert list(_plan(trials, here, {SHORT: LEVELS[SHORT]}, 0.0)) == [SHORT]
+    assert list(_plan(trials, here, {SHORT: LEVELS[SHORT]}, 0.0, Limits())) == [SHORT]
+
+
+def test_networks_beyond_the_limits_count_for_the_time_but_are_not_trained_in_full() -> None:
+    trials = [trial(10, True), trial(8, True), *(trial(1 + i / 10) for i in range(60))]
+    here = machine()
+    limits = Limits(max_macs=7)
+    runs = _plan(trials, here, LEVELS, 0.5, limits)
+    assert runs[SHORT] == trials
+    later = runs[LONGER] + runs[FULL]
+    assert runs[LONGER] and runs[FULL] and max(run.macs for run in later) <= 7
+    seconds = {name: sum(here.seconds(run, LEVELS[name]) for run in some) for name, some in runs.items()}
+    within = sum(here.seconds(each, LEVELS[SHORT]) for each in trials if each.macs <= 7)
+    assert within < seconds[LONGER] + seconds[FULL] < 1.2 * seconds[SHORT]
+    assert _plan(trials, here, LEVELS, 0.5, Limits(max_params=0.5)) == {SHORT: trials, LONGER: [], FULL: []}  # type: ignore[arg-type]
+    imported = [dataclasses.replace(each, is_imported=True) for each in trials]
+    few = _plan([*imported, trial(5)], here, LEVELS, 0.5, limits)
+    assert few[LONGER] == few[FULL] == []  # those of another search took no time
 
 
 def test_cheap_and_expensive_networks_are_measured() -> None:
@@ -291,6 +310,48 @@ def test_a_dry_run_knows_what_a_limit_has_left_out(tmp_path: Path, monkeypatch: 
     assert {level.name: level.runs for level in found.levels}[FULL] >= 3
     again = lrnas.estimate("nin", budget=16, max_macs=6e6, progress=False, **common)
     assert not any("continues with" in remark for remark in again.remarks)
+
+
+def test_a_dry_run_counts_no_full_trainings_beyond_limits_that_were_set_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dry_run, "_measure", lambda *_: machine())
+    level_of, seen = dry_run._level, dict[str, list[float]]()
+
+    def watched(level: Level, runs: list[_Trial], machine: _Machine) -> Any:
+        seen[level.name] = [run.macs for run in runs]
+        return level_of(level, runs, machine)
+
+    monkeypatch.setattr(dry_run, "_level", watched)
+    common: dict[str, Any] = {"data": "digits", "studies": str(tmp_path), "name": "s", "sampler": "random"}
+    train_all(begin_study(SearchSettings(space="nin", budget=10, **common))[0], 10)  # the named networks
+    for budget in (10, 14):
+        lrnas.estimate("nin", budget=budget, max_macs=6e6, progress=False, **common)
+        assert len(seen[SHORT]) == budget - 10 and seen[FULL] and max(seen[FULL]) <= 6e6
+    found = lrnas.estimate("nin", budget=14, max_macs=2e6, progress=False, **common)
+    only = f"the space has only {len(seen[SHORT])} more network{'s' * (len(seen[SHORT]) != 1)} within the limits"
+    assert len(seen[SHORT]) < 4 and f"{only} that the sampler finds" in found.remarks
+    assert f"with {len(seen[SHORT])} of {10 + len(seen[SHORT])} trials left" in str(found)
+    found = lrnas.estimate("nin", budget=10, min_macs=13_291_008, progress=False, **common)
+    assert seen[FULL] == [13_291_008] and "in full" not in str(found)
+    found = lrnas.estimate("nin", budget=10, min_macs=8e6, max_macs=9e6, progress=False, **common)
+    beyond = "all networks that were trained are beyond the limits; raise `budget`, or change the limits"
+    assert not seen[FULL] and f"no network would be trained in full: {beyond}" in str(found)
+
+
+def test_a_dry_run_counts_trials_that_failed_as_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dry_run, "_measure", lambda *_: machine())
+    common: dict[str, Any] = {"data": "digits", "studies": str(tmp_path), "name": "s", "sampler": "random"}
+    settings = SearchSettings(space="nin", budget=12, **common)
+    proposals, _ = begin_study(settings)
+    for _ in range(3):
+        found = proposals.ask()
+        assert found is not None
+        proposals.ledger.prune(found.number, "faulty", "out of memory")
+    estimated = lrnas.estimate("nin", budget=12, progress=False, **common)
+    assert estimated.levels[0].runs == train_all(begin_study(settings)[0], 12) == 9
+    assert "with 9 of 12 trials left" in str(estimated) and "the space has only" not in str(estimated)
+    assert lrnas.estimate("nin", budget=3, progress=False, **common).levels[0].runs == 0
 
 
 @pytest.mark.parametrize(("limit", "budget"), [(2e6, 3), (None, 4), (None, 7), (None, 30)])
