@@ -78,6 +78,18 @@ def make_search(folder: Path | None = None, objectives: str = "accuracy,macs") -
     return train_some(make_proposals(folder, objectives=objectives)).study
 
 
+def make_limited_search() -> Study:
+    """A search with two networks; all reference networks are beyond its limit of 3 million multiply-accumulates."""
+    proposals = make_proposals(limits=Limits(max_macs=3_000_000))
+    proposals.enqueue({**SPACE.points, **SPACE.uniform})
+    for accuracy in (0.5, 0.6):
+        proposal = proposals.ask()
+        assert proposal is not None
+        proposals.ledger.report_epoch(proposal.number, [accuracy], 1.0)
+        proposals.ledger.complete(proposal.number, accuracy)
+    return proposals.study
+
+
 ACCURACIES = {"lr-x0.25": 0.7, "dense-x0.25": 0.8, "nin-c3-lr": 0.9, "dense-x0.5": 0.75}
 """Made-up accuracies of four named networks."""
 

@@ -18,7 +18,7 @@ from filled_studies import fill_study
 from pages import read_data
 from PIL import Image
 from retrainings import FOUND, retrain_by_hand, some_finals
-from small_studies import SPACE, cost, make_finals, make_proposals, make_search
+from small_studies import SPACE, cost, make_finals, make_limited_search, make_proposals, make_search
 
 from lrnas.reporting.html import ASSETS, make_page, pack
 from lrnas.reporting.layer_view import SHADES
@@ -577,7 +577,7 @@ def test_rings_are_of_the_accuracies_that_are_shown_in_a_browser(browser: Any, t
 @pytest.mark.slow
 def test_the_chart_offers_and_explains_only_what_it_has_in_a_browser(browser: Any, tmp_path: Path) -> None:
     """Short trainings far below the finals are not drawn, and there may be no reference network."""
-    finals = {"nin-c3-lr": (0.995, 0.996), "lr-x0.25": (0.992, 0.994)}
+    finals = {"nin-c3-lr": (0.995, 0.996), **dict.fromkeys(("lr-x0.25", "dense-x0.25", "dense-x0.5"), (0.992, 0.994))}
     near, far = make_search(), make_search()
     make_finals(near, {name: tuple(value - 0.1 for value in values) for name, values in finals.items()})
     make_finals(far, finals)
@@ -591,6 +591,51 @@ def test_the_chart_offers_and_explains_only_what_it_has_in_a_browser(browser: An
         assert ("Faint:" in text, "Diamonds:" in text) == (has_faint, has_faint)
         assert ("after short training" in tab.page.locator("#front .legend").text_content()) == has_faint
         assert "Not shown: " in text  # networks that are outside the axis are counted in any case
+        assert tab.complaints == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [2, 8])
+def test_studies_and_a_few_finals_have_names_in_a_browser(browser: Any, tmp_path: Path, most: int) -> None:
+    """Also if all networks of a study are on the front, or reference networks."""
+    searches = [replace(make_search(), name=name) for name in ("first", "second")]
+    # the second is on the front of the first study, but not at the top of the page
+    make_finals(searches[0], {"lr-x0.25": (0.8, 0.81), "dense-x0.25": (0.9, 0.91)})
+    make_finals(searches[1], {"nin-c3-lr": (0.95, 0.96)})
+    page = make_page(make_report(searches))
+    assert page.count("const MOST_NAMED = 8;") == 1
+    file = tmp_path / "report.html"
+    file.write_text(page.replace("const MOST_NAMED = 8;", f"const MOST_NAMED = {most};"), encoding="utf-8")
+    tab = Tab(browser, file, 1400, 900)
+    legend = tab.page.locator("#front .legendtext")
+    assert legend.all_text_contents() == ["first", "second", "best for the cost shown"]
+    names = "byId('front').layout.annotations.filter((one) => one.showarrow).map((one) => one.text)"
+    shown = tab.page.evaluate(names)
+    assert len(shown) == (3 if most == 8 else 2) and "nin-c3-lr" in shown
+    marks = tab.points().count()
+    tab.page.locator("#front .legendtoggle").first.click()
+    tab.wait_for(f"document.querySelectorAll('#front .scatterlayer .points path').length < {marks}")
+    assert tab.complaints == []
+
+
+@pytest.mark.slow
+def test_lines_at_costs_say_to_which_studies_they_belong_in_a_browser(browser: Any, tmp_path: Path) -> None:
+    """As in the figure: a network of the same name has other costs for other images."""
+    limited = replace(make_limited_search(), name="a")
+    same = replace(make_search(), name="b")
+    larger = replace(same, name="c", manifest=same.manifest | {"image_size": 16})
+    lines = "byId('front').layout.annotations.filter((one) => !one.showarrow).map((one) => one.text)"
+    for studies, expected in (
+        ([limited, replace(limited, name="b")], {f"{name}, beyond the limit" for name in SPACE.points}),
+        ([limited, same], {"nin, beyond the limit (a); the dense network (b)", "nin-c3, beyond the limit (a)"}),
+        ([same, larger], {"nin, the dense network (b)", "nin, the dense network (c)"}),
+        (
+            [limited, *(replace(larger, name=str(i)) for i in range(3))],
+            {"nin, beyond the limit (a)", "nin-c3, beyond the limit (a)", "nin, the dense network (3 of 4 studies)"},
+        ),
+    ):
+        tab = Tab(browser, write(tmp_path / "report.html", make_report(studies)), 1400, 900)
+        assert set(tab.page.evaluate(lines)) == expected
         assert tab.complaints == []
 
 

@@ -6,6 +6,10 @@ const MOST_ROWS = 24;
 const MOST_PARAMETERS = 20;
 const MOST_ELEMENTS = 300;
 const MOST_LAYERS = 14;
+// largest number of networks trained in full that all have names
+const MOST_NAMED = 8;
+// costs that differ by at most this share are one dotted line
+const SAME_COST = 0.01;
 // hatches of the bars of importances, one for each objective, since colours have other meanings; the first bars are solid
 const HATCHES = ["", "", "/", "."];
 // largest height of a chart on paper in pixels: a sheet also has a heading and some lines of text
@@ -187,16 +191,24 @@ function frontRanges(full, partial, costs = []) {
 
 const isBetween = (value, [low, high]) => value >= low && value <= high;
 
-/** Costs to mark in a picture: those of dense networks, and of reference networks beyond a limit, unless they are drawn by name. */
+/** Costs to mark in a picture: those of dense networks, and of reference networks beyond a limit. A text names the studies to which the line belongs, unless it belongs to all. Networks are not marked if they are drawn by name: for the same study, or at the same cost. */
 function markedCosts(studies, axis, drawn) {
-  const marks = new Map();
-  const isSame = new Set(studies.map(({ dense }) => dense?.name)).size < 2;
-  for (const { name, dense, networks } of studies) {
-    const whose = isSame ? "" : ` of ${name}`;
-    for (const network of networks) if (network.is_reference && network.status === "limit") marks.set(network.name, [network[axis.name], "beyond the limit"]);
-    if (dense && !marks.has(dense.name)) marks.set(dense.name, [dense[axis.name], `the dense network${whose}`]);
+  const lines = [];
+  for (const study of studies) {
+    const marks = new Map();
+    for (const network of study.networks) if (network.is_reference && network.status === "limit") marks.set(network.name, [network[axis.name], "beyond the limit"]);
+    if (study.dense && !marks.has(study.dense.name)) marks.set(study.dense.name, [study.dense[axis.name], "the dense network"]);
+    for (const [name, [cost, remark]] of marks) {
+      const x = cost / axis.unit;
+      const isSame = (one) => one.name === name && Math.abs(one.x - x) <= SAME_COST * x;
+      if (cost == null || drawn.some((one) => isSame(one) || (one.name === name && one.study === study))) continue;
+      if (!lines.some(isSame)) lines.push({ name, x, owners: new Map() });
+      const { owners } = lines.find(isSame);
+      owners.set(remark, [...(owners.get(remark) ?? []), study.name]);
+    }
   }
-  return [...marks].filter(([name, [value]]) => value != null && !drawn.has(name)).map(([name, [value, remark]]) => ({ x: value / axis.unit, text: `${name}, ${remark}` }));
+  const whose = (names) => (names.length === studies.length ? "" : names.length > 2 ? ` (${names.length} of ${studies.length} studies)` : ` (${names.join(", ")})`);
+  return lines.map(({ name, x, owners }) => ({ x, text: `${name}, ${[...owners].map(([remark, names]) => remark + whose(names)).join("; ")}` }));
 }
 
 /** Dotted lines at marked costs, and their names, as parts of a layout. */
@@ -222,7 +234,6 @@ function drawFront() {
     const full = isFinal ? finalPlaces(study, i) : placesOf(study, i, (network) => network.is_full);
     const partial = placesOf(study, i, (network) => (isFinal ? network.is_full : network.is_partial));
     const steps = staircase(full);
-    const name = several ? plain(study.name) : isFinal ? "trained in full" : study.training;
     const group = { legendgroup: String(i), showlegend: false };
     if (partial.length && page.showPartial) {
       const shown = several ? group : {};
@@ -234,7 +245,9 @@ function drawFront() {
     const references = full.filter((p) => p.network.is_reference);
     // one style for all points of a trace: Plotly draws this several times faster than one style per point
     const marker = { color: studyColour(i), size: 8 };
-    traces.push(asDots(pointTrace(found.filter((p) => !isRinged(p)), name, marker, { legendgroup: String(i) })));
+    traces.push(asDots(pointTrace(found.filter((p) => !isRinged(p)), isFinal ? "trained in full" : study.training, marker, several ? group : { legendgroup: String(i) })));
+    // a trace without points: all networks of a study may be on the front, or reference networks
+    if (several && (full.length || (partial.length && page.showPartial))) traces.push({ ...pointTrace([], plain(study.name), marker), x: [null], y: [null], legendgroup: String(i) });
     const line = { color: colour("--ink"), width: 1.3 };
     traces.push(pointTrace(found.filter(isRinged), "on the front", { ...marker, size: 10, line }, several ? group : {}));
     const diamond = { symbol: "diamond", size: 11, color: studyColour(i, true) };
@@ -250,7 +263,7 @@ function drawFront() {
   byId("front-empty").textContent = `This cost is not known for any trained network: ${currentAxis().label}. Choose another cost.`;
   if (isEmpty) return;
   if (several) traces.push(legendLine("best for the cost shown"));
-  const marks = markedCosts(studies, currentAxis(), new Set(every.reference.map((p) => p.network.name)));
+  const marks = markedCosts(studies, currentAxis(), every.reference.map(({ network, x }) => ({ name: network.name, study: network.study, x })));
   const rangesWith = (partial) => frontRanges(every.full, partial, marks.map((mark) => mark.x));
   const { y: height } = rangesWith(every.partial);
   const outside = every.partial.filter((p) => !isBetween(p.y, height)).length;
@@ -269,7 +282,8 @@ function drawFront() {
   const named = [...new Map(every.reference.map((p) => [several ? p.network.name + p.x + p.y : p.network.name, p])).values()];
   const fewOf = ({ best }) => new Set(several ? [] : best);
   const isHeadline = (network) => network.number === network.study.headline;
-  const few = every.full.filter((p) => !p.network.is_reference && (isHeadline(p.network) || fewOf(p.network.study).has(p.network.number)));
+  const isAll = isFinal && every.full.length <= MOST_NAMED;
+  const few = every.full.filter((p) => !p.network.is_reference && (isAll || isHeadline(p.network) || fewOf(p.network.study).has(p.network.number)));
   const top = Math.max(...every.full.map((p) => p.y));
   const best = Math.max(...[...every.full, ...every.partial].map((p) => p.y));
   const label = `Validation accuracy against ${currentAxis().label}: ${every.full.length} networks ${isFinal ? "trained in full" : `after ${trainings}`}, ${every.partial.length} ${faint}, ` +

@@ -82,7 +82,7 @@ function drawTestedChart() {
   const every = [];
   const traces = [];
   tested.forEach((one) => {
-    const places = one.finals.filter((final) => final.mean != null).map((final) => ({ x: final[axis.name] / axis.unit, y: 100 * final.mean, final,
+    const places = one.finals.filter((final) => final.mean != null).map((final) => ({ x: final[axis.name] / axis.unit, y: 100 * final.mean, final, name: final.name, study: studyOf(one),
       bar: final.deviation == null ? NaN : 100 * final.deviation }));
     if (!places.length) return;
     const steps = staircase(places);
@@ -115,14 +115,15 @@ function drawTestedChart() {
   if (!every.length) return;
   if (several) traces.push(legendLine("best for the cost shown"), legendKey("front by means", ring));
   byId("tested-costs").textContent = [...new Set(tested.map((one) => ["test accuracy", ...one.costs.map(objectiveLabel)].join(", ")))].join("; ");
-  const marks = markedCosts([...new Set(tested.map(studyOf))], axis, new Set(every.map((p) => p.final.name)));
+  const marks = markedCosts([...new Set(tested.map(studyOf))], axis, every);
+  const isNamed = ({ final }) => every.length <= MOST_NAMED || final.is_reference || final.mark;
   const ranges = frontRanges(every, [], marks.map((mark) => mark.x));
   draw("tested", `Test accuracy against ${axis.label} of ${every.length} networks, mean and standard deviation over seeds. The table below has the numbers.`, traces, {
     xaxis: { title: { text: axis.label }, type: page.scale, range: ranges.x, ...costTicks("tested", ranges.x) },
     yaxis: { title: { text: "test accuracy, %" }, range: ranges.y },
     shapes: costMarks(marks).shapes,
-    annotations: [...costMarks(marks).annotations, ...nameNotes("tested", every.filter((p) => p.final.is_reference || p.final.mark).map((p) => ({ ...p, text: p.final.name, canMiss: !p.final.is_reference })),
-      every.filter((p) => !p.final.is_reference && !p.final.mark), traces, ranges)],
+    annotations: [...costMarks(marks).annotations, ...nameNotes("tested", every.filter(isNamed).map((p) => ({ ...p, text: p.final.name, canMiss: !p.final.is_reference })),
+      every.filter((p) => !isNamed(p)), traces, ranges)],
   });
 }
 

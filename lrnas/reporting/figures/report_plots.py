@@ -43,6 +43,8 @@ MAX_NETWORKS = 60
 """Largest number of networks in a figure of their layers; if there are more, some are left out evenly."""
 MAX_NAMED = 8
 """Largest number of networks trained over several seeds that all have names; if there are more, the best few have."""
+SAME_COST = 0.01
+"""Costs that differ by at most this share are one dotted line."""
 MAX_JOINED = 100
 """Largest number of training curves that are drawn as one line with gaps."""
 HATCHES = ("", "", "///", "...")
@@ -122,7 +124,7 @@ def plot_front(report: Report, path: style.Files) -> Figure:
         full = [network.trial.accuracy or 0.0 for network in first.full]
         _draw_faintly(axes, first.stopped, full, cost, "stopped early")
     axes.set(xlabel=cost.label, ylabel="validation accuracy, %")
-    _mark_costs(axes, [study for _, study in shown], cost, groups)
+    _mark_costs(axes, [(study, dots) for (_, study), (_, _, dots) in zip(shown, groups, strict=True)], cost)
     _draw_networks(axes, groups, (first.training, "on the front"), colours)
     return style.save_figure(figure, path)
 
@@ -130,9 +132,10 @@ def plot_front(report: Report, path: style.Files) -> Figure:
 def _plot_final_front(studies: Sequence[tuple[str, StudyReport]], cost: Objective, path: style.Files) -> Figure:
     """Draw the networks that searches trained in full; never in one line with those trained shortly."""
     several = len(studies) > 1
+    is_named = sum(len(study.finals) for _, study in studies) <= MAX_NAMED
     groups: list[_Group] = []
     for colour, study in studies:
-        few = [] if several else best_few(study, cost.name)
+        few = [final.trial for final in study.finals] if is_named else [] if several else best_few(study, cost.name)
         dots = _final_dots(study.finals, set(front_marks(study.finals)), cost, few)
         groups.append((study.name, colour if several else None, dots))
     figure = style.make_figure(*FRONT_SIZE)
@@ -142,7 +145,7 @@ def _plot_final_front(studies: Sequence[tuple[str, StudyReport]], cost: Objectiv
         ends = [final.mean + sign * (final.deviation or 0.0) for final in study.finals for sign in (-1, 1)]
         _draw_faintly(axes, study.full, ends, cost, "after short training")
     axes.set(xlabel=cost.label, ylabel="validation accuracy, %, mean ± sd over seeds")
-    _mark_costs(axes, [study for _, study in studies], cost, groups)
+    _mark_costs(axes, [(study, dots) for (_, study), (_, _, dots) in zip(studies, groups, strict=True)], cost)
     _draw_networks(axes, groups, ("found, trained in full", "front by means"))
     return style.save_figure(figure, path)
 
@@ -150,12 +153,7 @@ def _plot_final_front(studies: Sequence[tuple[str, StudyReport]], cost: Objectiv
 def _final_dots(
     finals: Sequence[Final], on_front: Container[str], cost: Objective, few: Sequence[int | None]
 ) -> list[_Dot]:
-    """Networks with means over seeds, as dots; without those whose cost is unknown.
-
-    Trials in `few` have names. If there are some, and not more than `MAX_NAMED` networks, all have names.
-    """
-    if few and len(finals) <= MAX_NAMED:
-        few = [final.trial for final in finals]
+    """Networks with means over seeds, as dots; without those whose cost is unknown. Trials in `few` have names."""
     return [
         _Dot(
             (value / cost.unit, 100 * final.mean),
@@ -181,19 +179,26 @@ def plot_tested(report: Report, path: style.Files) -> Figure:
     """
     every = [final for tested in report.tested for final in tested.finals]
     cost = report.axis if all(getattr(final, report.axis.name) is not None for final in every) else report.axes[0]
-    colours = dict(zip((study.name for study in report.studies), cycle(PALETTE), strict=False))
+    several = len(report.tested) > 1
+    colours = {study.name: (colour, study) for colour, study in zip(cycle(PALETTE), report.studies, strict=False)}
     groups: list[_Group] = []
+    drawn: list[tuple[StudyReport, list[_Dot]]] = []
     for tested in report.tested:
-        few = [final.trial for final in tested.finals if final.identity in tested.marks]
-        dots = _final_dots(tested.finals, tested.marks, cost, few if len(report.tested) == 1 else [])
-        if dots:
-            groups.append((tested.retrained.name, colours[tested.retrained.study] if len(colours) > 1 else None, dots))
+        named = [
+            final.trial
+            for final in tested.finals
+            if len(every) <= MAX_NAMED or (not several and final.identity in tested.marks)
+        ]
+        if dots := _final_dots(tested.finals, tested.marks, cost, named):
+            colour, study = colours[tested.retrained.study]
+            groups.append((tested.retrained.name, colour if len(colours) > 1 else None, dots))
+            drawn.append((study, dots))
     if not groups:
         raise StudyError(f"{report.title}: no network was trained again and tested yet; run `lrnas retrain` first")
     figure = style.make_figure(*FRONT_SIZE)
     axes = figure.subplots()
     axes.set(xlabel=cost.label, ylabel="test accuracy, %, mean ± sd over seeds")
-    _mark_costs(axes, report.studies, cost, groups, "not trained again")
+    _mark_costs(axes, drawn, cost, "not trained again")
     _draw_networks(axes, groups, ("found", "front by means"))
     return style.save_figure(figure, path)
 
@@ -377,35 +382,67 @@ def _with_colours(
 
 def _mark_costs(
     axes: Axes,
-    studies: Sequence[StudyReport],
+    studies: Sequence[tuple[StudyReport, Sequence[_Dot]]],
     cost: Objective,
-    groups: Sequence[_Group],
     why: str = "beyond the limit",
 ) -> None:
-    """Mark the costs of the dense network and of reference networks beyond a limit, unless they are drawn by name.
+    """Mark the costs of dense networks and of reference networks beyond a limit.
 
-    `why` says why networks beyond the limit of the search are not drawn.
+    A text names the studies to which the line belongs, unless it belongs to all. Networks are not marked if they are
+    drawn by name: for the same study, or at the same cost.
 
     Call it before `_draw_networks`: it can widen the axis, and the legend and names are placed around its texts.
+
+    Args:
+        axes: Axes to draw on.
+        studies: Studies, each with its networks in the figure.
+        cost: Cost on the axis.
+        why: Why networks beyond the limit of the search are not drawn.
     """
-    named = {dot.reference_name for _, _, dots in groups for dot in dots}
-    marks = {}
-    for study in studies:
-        dense, networks = study.study.dense_cost, {network.name: network for network in study.networks}
-        for name, network in networks.items():
-            if network.is_reference and network.trial.status == "limit":
-                marks[name] = (network.cost(cost.name), why)
-        if (baseline := study.study.baseline) is not None and baseline not in marks:
-            known = networks[baseline].cost(cost.name) if baseline in networks else getattr(dense, cost.name, None)
-            marks[baseline] = (known, "the dense network")
-    for name, (value, remark) in marks.items():
-        if value is None or name in named:
-            continue
-        place = value / cost.unit
+    drawn = [(dot.reference_name, dot.position[0]) for _, dots in studies for dot in dots if dot.reference_name]
+    lines: dict[tuple[str, float], dict[str, list[str]]] = {}
+    for study, dots in studies:
+        own = {dot.reference_name for dot in dots}
+        for name, (value, remark) in _costs_to_mark(study, cost, why).items():
+            if value is None or name in own:
+                continue
+            line = (name, value / cost.unit)
+            if not any(_is_same(line, other) for other in drawn):
+                same = next((other for other in lines if _is_same(line, other)), line)
+                lines.setdefault(same, {}).setdefault(remark, []).append(study.name)
+    for (name, place), owners in lines.items():
         axes.axvline(place, color="0.6", lw=0.8, ls=":", zorder=1)
-        text = style.legend_text(f"{name}, {remark}")
+        remarks = "; ".join(remark + _tell_owners(names, len(studies)) for remark, names in owners.items())
+        text = style.legend_text(f"{name}, {remarks}")
         look: dict[str, Any] = {"rotation": 90, "ha": "right", "va": "top", "size": 8, "color": "0.4"}
         axes.text(place, 0.98, text, transform=axes.get_xaxis_transform(), **look)
+
+
+def _costs_to_mark(study: StudyReport, cost: Objective, why: str) -> dict[str, tuple[float | None, str]]:
+    """Costs of the dense network and of reference networks beyond a limit, by name, each with a remark."""
+    networks = {network.name: network for network in study.networks}
+    marks = {
+        name: (network.cost(cost.name), why)
+        for name, network in networks.items()
+        if network.is_reference and network.trial.status == "limit"
+    }
+    dense = study.study.baseline
+    if dense is not None and dense not in marks:
+        of_space = getattr(study.study.dense_cost, cost.name, None)
+        marks[dense] = (networks[dense].cost(cost.name) if dense in networks else of_space, "the dense network")
+    return marks
+
+
+def _is_same(line: tuple[str, float], other: tuple[str, float]) -> bool:
+    """Whether two names at a cost are the same, and so are the costs."""
+    return line[0] == other[0] and math.isclose(line[1], other[1], rel_tol=SAME_COST)
+
+
+def _tell_owners(names: Sequence[str], number: int) -> str:
+    """Names of studies in brackets, if they are not all; of many, their number."""
+    if len(names) == number:
+        return ""
+    return f" ({len(names)} of {number} studies)" if len(names) > 2 else f" ({', '.join(names)})"
 
 
 def _draw_faintly(axes: Axes, networks: Sequence[Network], shown: Sequence[float], cost: Objective, label: str) -> None:
@@ -424,7 +461,7 @@ def _draw_faintly(axes: Axes, networks: Sequence[Network], shown: Sequence[float
         low, high = 100 * min(shown), 100 * max([*shown, *accuracies])
         margin = 0.12 * (high - low) + 0.3
         bottom = low - margin
-        axes.set_ylim(bottom, min(high + margin, 100.3))
+        axes.set_ylim(bottom, high + margin)
     seen = [
         ((network.cost(cost.name) or 0.0) / cost.unit, 100 * accuracy)
         for network, accuracy in zip(networks, accuracies, strict=True)
@@ -489,6 +526,7 @@ def _draw_networks(
         axes.plot([], [], color="0.5", lw=1.2, label=BEST)
     if not several:
         axes.set_title(style.wrap_text(groups[0][0], FRONT_SIZE[0] - 1, 12))
+    axes.set_ylim(top=min(axes.get_ylim()[1], 100.3))  # an error bar may go beyond 100 %
     axes.set_xscale("log")
     style.label_ticks(axes.xaxis)
     axes.grid(True, which="both", alpha=0.25)

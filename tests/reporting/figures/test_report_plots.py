@@ -16,7 +16,7 @@ from matplotlib.text import Annotation
 from optuna.trial import create_trial
 from PIL import Image
 from retrainings import some_finals
-from small_studies import SPACE, cost, make_finals, make_proposals, make_search
+from small_studies import SPACE, cost, make_finals, make_limited_search, make_search
 
 from lrnas.errors import LrnasError
 from lrnas.reporting.figures.report_plots import (
@@ -30,7 +30,6 @@ from lrnas.reporting.figures.report_plots import (
 from lrnas.reporting.figures.style import Files, figure_of, save_figure
 from lrnas.reporting.headline import best_few
 from lrnas.reporting.report import PALETTE, Report, make_report
-from lrnas.study.objectives import Limits
 from lrnas.study.study import Study, Trial, _read_trial
 
 
@@ -90,25 +89,55 @@ def with_trials(record: Study, change: Callable[[Trial], Trial | None]) -> Study
 
 
 def test_reference_networks_beyond_a_limit_are_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    proposals = make_proposals(limits=Limits(max_macs=3_000_000))
-    proposals.enqueue({**SPACE.points, **SPACE.uniform})
+    search = make_limited_search()
     beyond = {name: cost(network)["macs"] for name, network in SPACE.points.items()}
     assert min(beyond.values()) > 3_000_000
-    for accuracy in (0.5, 0.6):
-        proposal = proposals.ask()
-        assert proposal is not None
-        proposals.ledger.report_epoch(proposal.number, [accuracy], 1.0)
-        proposals.ledger.complete(proposal.number, accuracy)
-    axes = drawn_by(monkeypatch, lambda: plot_front(make_report([proposals.study]), tmp_path / "front.svg"))
+    axes = drawn_by(monkeypatch, lambda: plot_front(make_report([search]), tmp_path / "front.svg"))
     marks = {
         text.get_text().partition(",")[0]: text.get_position()[0] for text in axes.texts if "limit" in text.get_text()
     }
     assert marks == {name: pytest.approx(macs / 1e6) for name, macs in beyond.items()}
     assert axes.get_xlim()[1] > max(marks.values())
-    tested = make_report([proposals.study], retrained=[some_finals(proposals.study)])
+    tested = make_report([search], retrained=[some_finals(search)])
     axes = drawn_by(monkeypatch, lambda: plot_tested(tested, tmp_path / "tested.svg"))
     remarks = {text.get_text() for text in axes.texts if not isinstance(text, Annotation)}
     assert remarks == {f"{name}, not trained again" for name in beyond}
+
+
+def test_lines_at_costs_say_to_which_studies_they_belong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network of the same name has other costs for other images."""
+    limited = replace(make_limited_search(), name="a")
+    same = replace(make_search(), name="b")
+    larger = with_trials(same, lambda trial: replace(trial, macs=4 * trial.macs))
+    larger = replace(larger, name="c", manifest=larger.manifest | {"image_size": 16})
+    macs = {name: cost(network)["macs"] / 1e6 for name, network in SPACE.points.items()}
+    assert larger.dense_macs is not None and larger.dense_macs > 3e6 * macs["nin"]
+
+    def lines_of(*studies: Study) -> dict[str, float]:
+        axes = drawn_by(monkeypatch, lambda: plot_front(make_report(studies), tmp_path / "front.svg"))
+        return {text.get_text(): text.get_position()[0] for text in axes.texts if not isinstance(text, Annotation)}
+
+    alone = {f"{name}, beyond the limit": pytest.approx(place) for name, place in macs.items()}
+    assert lines_of(limited) == alone == lines_of(limited, replace(limited, name="b"))
+    assert lines_of(limited, same) == {  # nin-c3-lr has a mark at this cost
+        "nin, beyond the limit (a); the dense network (b)": pytest.approx(macs["nin"]),
+        "nin-c3, beyond the limit (a)": pytest.approx(macs["nin-c3"]),
+    }
+    assert lines_of(limited, larger) == {
+        **{f"{name}, beyond the limit (a)": pytest.approx(place) for name, place in macs.items()},
+        "nin, the dense network (c)": pytest.approx(larger.dense_macs / 1e6),
+    }
+    many = [replace(larger, name=str(i)) for i in range(3)]
+    assert "nin, the dense network (3 of 4 studies)" in lines_of(limited, *many)
+
+
+def test_axes_of_several_studies_stop_just_above_100_percent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    searches = [make_search(), replace(make_search(), name="other")]
+    for search in searches:
+        make_finals(search, {"dense-x0.25": (0.9, 1.0), "dense-x0.5": (0.95, 0.96)})
+    for studies in (searches[:1], searches):
+        axes = drawn_by(monkeypatch, lambda studies=studies: plot_front(make_report(studies), tmp_path / "front.svg"))
+        assert axes.get_ylim()[1] == pytest.approx(100.3)
 
 
 @pytest.mark.parametrize("axis", ["macs", "params"])
@@ -147,12 +176,16 @@ def test_finals_and_short_trainings_are_never_in_one_line(tmp_path: Path, monkey
 @pytest.mark.parametrize("most", [2, 8])
 def test_a_few_networks_with_finals_all_have_names(most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a network that is not on the front would seem to have the name of its neighbour."""
-    search = make_search()
-    make_finals(search, {"nin-c3-lr": (0.95, 0.96), "lr-x0.25": (0.91,), "dense-x0.5": (0.88, 0.89)})
+    search, other = make_search(), replace(make_search(), name="other")
+    for each in (search, other):
+        make_finals(each, {"nin-c3-lr": (0.95, 0.96), "lr-x0.25": (0.91,), "dense-x0.5": (0.88, 0.89)})
     monkeypatch.setattr("lrnas.reporting.figures.report_plots.MAX_NAMED", most)
     axes = drawn_by(monkeypatch, lambda: plot_front(make_report([search]), tmp_path / "front.svg"))
     names = {text.get_text() for text in axes.texts if isinstance(text, Annotation)}
     assert names == {"nin-c3-lr", "lr-x0.25"} | ({"dense-x0.5"} if most == 8 else set())
+    axes = drawn_by(monkeypatch, lambda: plot_front(make_report([search, other]), tmp_path / "fronts.svg"))
+    notes = [text.get_text() for text in axes.texts if isinstance(text, Annotation)]
+    assert sorted(notes) == sorted(2 * (["nin-c3-lr", "lr-x0.25", "dense-x0.5"] if most == 8 else ["nin-c3-lr"]))
 
 
 @pytest.mark.parametrize("reach", ["all", "some", "none"])
