@@ -595,6 +595,20 @@ def test_the_chart_offers_and_explains_only_what_it_has_in_a_browser(browser: An
 
 
 @pytest.mark.slow
+def test_short_trainings_are_all_shown_beside_one_or_two_finals_in_a_browser(browser: Any, tmp_path: Path) -> None:
+    searches = [make_search(), replace(make_search(), name="other")]  # with accuracies from 0.7 to 0.9
+    for search in searches:
+        make_finals(search, {"nin-c3-lr": (0.995, 0.996), "lr-x0.25": (0.992, 0.994)})
+    for studies in (searches[:1], searches):
+        tab = Tab(browser, write(tmp_path / "report.html", make_report(studies)), 1400, 900)
+        assert tab.page.evaluate("byId('front').layout.yaxis.range[0]") < 70
+        assert "Not shown" not in tab.page.locator("#front-what").inner_text()
+        tab.page.locator("#show-partial").uncheck()
+        assert tab.page.evaluate("byId('front').layout.yaxis.range[0]") > 98
+        assert tab.complaints == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [2, 8])
 def test_studies_and_a_few_finals_have_names_in_a_browser(browser: Any, tmp_path: Path, most: int) -> None:
     """Also if all networks of a study are on the front, or reference networks."""

@@ -8,6 +8,8 @@ const MOST_ELEMENTS = 300;
 const MOST_LAYERS = 14;
 // largest number of networks trained in full that all have names
 const MOST_NAMED = 8;
+// fewest networks of a study that fill a chart
+const FEWEST = 3;
 // costs that differ by at most this share are one dotted line
 const SAME_COST = 0.01;
 // hatches of the bars of importances, one for each objective, since colours have other meanings; the first bars are solid
@@ -174,9 +176,9 @@ function savePicture(element) {
   return Plotly.downloadImage({ data, layout: element.layout }, { format: "png", width, height, filename: element.id });
 }
 
-/** Ranges of both axes: networks that were not stopped early fill the chart, with their error bars; other networks, and marked costs, only widen it. */
+/** Ranges of both axes: networks that were not stopped early fill the chart, with their error bars; other networks, and marked costs, only widen it. If there are hardly any of the former, all are in the chart. */
 function frontRanges(full, partial, costs = []) {
-  const all = full.length ? full : partial;
+  const all = full.length < FEWEST * page.data.studies.length ? [...full, ...partial] : full;
   const ys = all.flatMap((p) => [p.y - (p.bar || 0), p.y + (p.bar || 0)]);
   const isLog = page.scale === "log";
   const [bottom, top] = [Math.min(...ys), Math.max(...ys, ...partial.map((p) => p.y))];

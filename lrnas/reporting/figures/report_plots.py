@@ -43,6 +43,8 @@ MAX_NETWORKS = 60
 """Largest number of networks in a figure of their layers; if there are more, some are left out evenly."""
 MAX_NAMED = 8
 """Largest number of networks trained over several seeds that all have names; if there are more, the best few have."""
+FEWEST = 3
+"""Fewest networks that fill a figure; if there are fewer, all grey networks are in it too."""
 SAME_COST = 0.01
 """Costs that differ by at most this share are one dotted line."""
 MAX_JOINED = 100
@@ -121,7 +123,7 @@ def plot_front(report: Report, path: style.Files) -> Figure:
             bar = figure.colorbar(ScalarMappable(colours), ax=axes, label=second.label)
             if isinstance(colours, LogNorm):
                 style.label_ticks(bar.ax.yaxis)
-        full = [network.trial.accuracy or 0.0 for network in first.full]
+        full = [(network.trial.accuracy or 0.0,) * 2 for network in first.full]
         _draw_faintly(axes, first.stopped, full, cost, "stopped early")
     axes.set(xlabel=cost.label, ylabel="validation accuracy, %")
     _mark_costs(axes, [(study, dots) for (_, study), (_, _, dots) in zip(shown, groups, strict=True)], cost)
@@ -142,7 +144,8 @@ def _plot_final_front(studies: Sequence[tuple[str, StudyReport]], cost: Objectiv
     axes = figure.subplots()
     if not several:
         study = studies[0][1]
-        ends = [final.mean + sign * (final.deviation or 0.0) for final in study.finals for sign in (-1, 1)]
+        bars = [(final.mean, final.deviation or 0.0) for final in study.finals]
+        ends = [(mean - deviation, mean + deviation) for mean, deviation in bars]
         _draw_faintly(axes, study.full, ends, cost, "after short training")
     axes.set(xlabel=cost.label, ylabel="validation accuracy, %, mean ± sd over seeds")
     _mark_costs(axes, [(study, dots) for (_, study), (_, _, dots) in zip(studies, groups, strict=True)], cost)
@@ -445,20 +448,25 @@ def _tell_owners(names: Sequence[str], number: int) -> str:
     return f" ({len(names)} of {number} studies)" if len(names) > 2 else f" ({', '.join(names)})"
 
 
-def _draw_faintly(axes: Axes, networks: Sequence[Network], shown: Sequence[float], cost: Objective, label: str) -> None:
+def _draw_faintly(
+    axes: Axes, networks: Sequence[Network], shown: Sequence[tuple[float, float]], cost: Objective, label: str
+) -> None:
     """Draw networks in grey, and set the range of accuracies to that of the networks that the figure shows.
 
     Args:
         axes: Axes to draw on.
         networks: Networks to draw, as far as their accuracies are in the range.
-        shown: Accuracies of the networks that the figure shows.
+        shown: The ends of the error bars of the networks that the figure shows. If they are few, the range is also
+            that of the grey networks.
         cost: Cost on the other axis.
         label: What the grey networks are.
     """
     accuracies = [network.trial.accuracy or 0.0 for network in networks]
     bottom = 0.0
     if shown:
-        low, high = 100 * min(shown), 100 * max([*shown, *accuracies])
+        lows, highs = zip(*shown, strict=True)
+        low = 100 * min([*lows, *accuracies] if len(shown) < FEWEST else lows)
+        high = 100 * max([*highs, *accuracies])
         margin = 0.12 * (high - low) + 0.3
         bottom = low - margin
         axes.set_ylim(bottom, high + margin)

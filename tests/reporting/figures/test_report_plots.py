@@ -140,6 +140,19 @@ def test_axes_of_several_studies_stop_just_above_100_percent(tmp_path: Path, mon
         assert axes.get_ylim()[1] == pytest.approx(100.3)
 
 
+@pytest.mark.parametrize("number", [2, 3])
+def test_short_trainings_are_all_shown_beside_one_or_two_finals(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the figure would be nearly empty."""
+    search = make_search()  # with accuracies from 0.7 to 0.9
+    finals = {"lr-x0.25": (0.99, 0.98), "dense-x0.25": (0.99, 0.995), "nin-c3-lr": (0.99, 0.999)}
+    make_finals(search, dict(list(finals.items())[:number]))
+    axes = drawn_by(monkeypatch, lambda: plot_front(make_report([search]), tmp_path / "front.svg"))
+    assert (axes.get_ylim()[0] < 70) == ("after short training" in legend_of(axes)) == (number == 2)
+    assert ("Not shown" in (tmp_path / "front.svg").read_text(encoding="utf-8")) == (number == 3)
+
+
 @pytest.mark.parametrize("axis", ["macs", "params"])
 def test_the_cost_of_the_dense_network_is_marked(axis: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if the search has not trained it, at either level."""
