@@ -654,6 +654,29 @@ def test_lines_at_costs_say_to_which_studies_they_belong_in_a_browser(browser: A
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("width", [400, 700, 1400])
+def test_names_do_not_lie_on_texts_of_lines_in_a_browser(browser: Any, tmp_path: Path, width: int) -> None:
+    search = make_search()
+    make_finals(search, {"nin-c3-lr": (0.95, 0.96), "dense-x0.5": (0.96, 0.96), "dense-x0.25": (0.94, 0.96)})
+    proposals = make_proposals(limits=Limits(max_macs=9e6))
+    proposals.enqueue(SPACE.points)
+    proposal = proposals.ask()
+    assert proposal is not None and proposal.point == "nin-c3-lr"
+    proposals.ledger.report_epoch(proposal.number, [0.9], 1.0)
+    proposals.ledger.complete(proposal.number, 0.9)
+    limited = replace(proposals.study, name="another-study")
+    make_finals(limited, {"nin-c3-lr": (0.95, 0.96)})
+    tab = Tab(browser, write(tmp_path / "report.html", make_report([search, limited])), width, 900)
+    overlaps = """() => {
+      const boxes = [...document.querySelectorAll("#front .annotation-text")].map((one) => one.getBoundingClientRect());
+      const [texts, names] = [true, false].map((isUpright) => boxes.filter((box) => (box.height > box.width) === isUpright));
+      return [texts.length, names.length, names.filter((box) => texts.some((text) => box.left < text.right && text.left < box.right && box.top < text.bottom && text.top < box.bottom)).length];
+    }"""  # noqa: E501
+    found = tab.page.evaluate(overlaps)
+    assert found[0] == 2 and found[1] >= 3 and found[2] == 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 400])
 def test_filters_in_a_card_are_labelled_where_there_is_room_in_a_browser(
     browser: Any, tmp_path: Path, width: int

@@ -295,12 +295,12 @@ function drawFront() {
     yaxis: { title: { text: "validation accuracy, %" }, range: ranges.y },
     shapes: costMarks(marks).shapes,
     annotations: [...costMarks(marks).annotations, ...nameNotes("front", [...named, ...few].map((p) => ({ x: p.x, y: p.y, bar: p.bar, text: p.network.name, canMiss: !p.network.is_reference && !isHeadline(p.network) && p.y < top })),
-      every.full.filter((p) => !p.network.is_reference && !few.includes(p)), traces, ranges)],
+      every.full.filter((p) => !p.network.is_reference && !few.includes(p)), traces, ranges, marks)],
   });
 }
 
-/** Annotations with names beside points. They do not overlap and, if there is room, they do not hide points, error bars or lines of fronts. Names that can be missed are left out where there is no room. */
-function nameNotes(id, places, others, traces, ranges) {
+/** Annotations with names beside points. They do not overlap each other or the texts of marked costs and, if there is room, they do not hide points, error bars or lines of fronts. Names that can be missed are left out where there is no room. */
+function nameNotes(id, places, others, traces, ranges, marks) {
   const element = byId(id);
   const [width, height] = [element.clientWidth - 80, element.clientHeight - 90];
   const isLog = page.scale === "log";
@@ -310,7 +310,8 @@ function nameNotes(id, places, others, traces, ranges) {
   };
   const scale = height / (ranges.y[1] - ranges.y[0]);
   const boxOf = (place) => { const [x, y] = at(place); const bar = (place.bar || 0) * scale; return [x - 7, y - Math.max(7, bar), x + 7, y + Math.max(7, bar)]; };
-  const taken = places.map(boxOf);
+  const texts = marks.map(({ x, text }) => [at({ x })[0] - 16, 0, at({ x })[0] + 2, 6.2 * text.length]);
+  const taken = [...places.map(boxOf), ...texts];
   const steps = traces.filter(({ mode }) => mode === "lines").flatMap(({ x, y }) => x.slice(1).flatMap((_, i) => {
     const [[x0, y0], [x1, y1]] = [at({ x: x[i], y: y[i] }), at({ x: x[i + 1], y: y[i + 1] })];
     return [[x0, y0 - 1, x1, y0 + 1], [x1 - 1, Math.min(y0, y1), x1 + 1, Math.max(y0, y1)]];

@@ -123,7 +123,7 @@ function drawTestedChart() {
     yaxis: { title: { text: "test accuracy, %" }, range: ranges.y },
     shapes: costMarks(marks).shapes,
     annotations: [...costMarks(marks).annotations, ...nameNotes("tested", every.filter(isNamed).map((p) => ({ ...p, text: p.final.name, canMiss: !p.final.is_reference })),
-      every.filter((p) => !isNamed(p)), traces, ranges)],
+      every.filter((p) => !isNamed(p)), traces, ranges, marks)],
   });
 }
 
