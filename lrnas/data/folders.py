@@ -97,8 +97,8 @@ def find_folders(path: str, folder: str | None = None, progress: Progress | None
     splits = [name for name in SPLITS if (root / name).is_dir()]
     inside = _class_folders(root)
     right = {name: OTHER_SPLITS.get(name.lower(), name.lower()) for name in inside}
-    if not splits and "train" in right.values() and set(right.values()) <= set(SPLITS):
-        names = " and ".join(f"{name}/ to {right[name]}/" for name in inside)
+    if "train" not in splits and "train" in right.values() and set(right.values()) <= set(SPLITS):
+        names = " and ".join(f"{name}/ to {right[name]}/" for name in inside if name != right[name])
         raise DataError(
             f"the folders of splits are called train/, val/ and test/; got others in {root}; rename {names}"
         )

@@ -44,9 +44,10 @@ def create_model(
         architecture: The network.
         num_classes: Number of classes; 0: no classifier; None: as in the paper, or as in the timm model.
         in_chans: Channels of the images.
-        init: The rule for the initial weights; see `initialise`. In a timm model it applies only to replaced layers;
-            the other layers keep timm's weights, which can be pretrained. With "pretrained", replaced layers
-            approximate those of timm's model; also give `pretrained=True`.
+        init: The rule for the initial weights; see `initialise`. In a timm model it applies only to layers that are
+            replaced or have fewer filters; the other layers keep timm's weights, which can be pretrained. With
+            "pretrained", replaced layers approximate those of timm's model, and the most important filters are kept;
+            also give `pretrained=True`.
         kwargs: Arguments of the backbone, as in `timm.create_model`: `drop_rate`, `global_pool`, `device`, `dtype`,
             `aux_logits` of GoogLeNet.
 

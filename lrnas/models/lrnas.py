@@ -20,11 +20,12 @@ from typing import Any, cast
 
 import torch
 from timm import models as timm_models
+from timm.models import FeatureHookNet, FeatureListNet
 from torch import nn
 
 from lrnas.arch.architecture import Architecture
 from lrnas.arch.backbone_shapes import VGG_STAGES
-from lrnas.errors import InvalidArgument
+from lrnas.errors import ConversionError, InvalidArgument
 from lrnas.models.found import find_found
 from lrnas.models.paper import named_networks
 from lrnas.models.plan import TIMM, native_num_classes, resolve_backbone, timm_config
@@ -71,8 +72,6 @@ def _build(
 ) -> nn.Module:
     backbone, _ = resolve_backbone(architecture)
     own_classes = native_num_classes(backbone) if classes is None else classes
-    # number of feature maps for `features_only`: one per resolution; a VGG with its fifth pool has six
-    levels = 3 if backbone.startswith("nin") else 6 if backbone in VGG_STAGES and not architecture.pool else 5
 
     def build(num_classes: int = own_classes, **kwargs: Any) -> nn.Module:
         from lrnas.models.build import create_model  # not at the top: it imports timm, whose import loads this module
@@ -84,15 +83,40 @@ def _build(
             fold(model, Folding(**folded))
         return model
 
-    feature_cfg: dict[str, Any] = {"flatten_sequential": True, "out_indices": tuple(range(levels))}
-    if backbone.startswith(TIMM) and kwargs.get("features_only"):  # timm's models differ in how they give their maps
-        with torch.device("meta"):
-            own = timm_models.create_model(backbone.removeprefix(TIMM))
-        if hasattr(own, "forward_intermediates"):
-            feature_cfg = {"feature_cls": "getter", "out_indices": tuple(range(len(cast(Any, own).feature_info)))}
+    feature_cfg: dict[str, Any] = {}
+    if kwargs.get("features_only") and backbone.startswith(TIMM):
+        feature_cfg = _timm_features(backbone)
+    elif kwargs.get("features_only"):  # one map per resolution; a VGG with its fifth pool has six
+        levels = 3 if backbone.startswith("nin") else 6 if backbone in VGG_STAGES and not architecture.pool else 5
+        feature_cfg = {"flatten_sequential": True, "out_indices": tuple(range(levels))}
     return timm_models.build_model_with_cfg(
         build, name, pretrained, feature_cfg=feature_cfg, pretrained_filter_fn=_without_unknown_heads, **kwargs
     )
+
+
+def _timm_features(backbone: str) -> dict[str, Any]:
+    """How timm makes a list of maps of this model of its own, as arguments of `build_model_with_cfg`.
+
+    Raises:
+        ConversionError: If timm has none, or has a model of its own for it.
+    """
+    name = backbone.removeprefix(TIMM)
+    with torch.device("meta"):
+        whole = cast(Any, timm_models.create_model(name))
+        try:
+            own = cast(Any, timm_models.create_model(name, features_only=True))
+        except (AssertionError, AttributeError, RuntimeError):
+            own = None
+    if isinstance(own, FeatureListNet):
+        is_flat = any(child not in dict(whole.named_children()) for child in own)
+        how = {"flatten_sequential": is_flat, "feature_concat": own.concat}
+    elif isinstance(own, FeatureHookNet):
+        how = {"feature_cls": "hook"}
+    elif own is not None and hasattr(whole, "forward_intermediates"):
+        how = {"feature_cls": "getter"}
+    else:
+        raise ConversionError(f"timm cannot give the maps of {backbone} as a list; choose features_only=False")
+    return {**how, "out_indices": own.feature_info.out_indices}
 
 
 def _without_unknown_heads(state_dict: dict[str, Any], model: nn.Module) -> dict[str, Any]:

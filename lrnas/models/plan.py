@@ -318,7 +318,7 @@ def _plan_timm(
     for path, layer in trace.inner.items():
         if path in mixes and (width := mixes[path].out_channels) != (before := sites[path].conv.out_channels):
             in_channels |= dict.fromkeys(layer.readers, width)
-            costs |= {norm: costs[norm].with_channels(width) for norm in layer.norms}
+            costs |= {norm: costs[norm].with_channels(width) for norm in layer.norms if norm in costs}
             costs |= {reader: costs[reader].with_inputs(width, before) for reader in layer.readers}
     convs = []
     for path, site in sites.items():

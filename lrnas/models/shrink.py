@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -45,10 +46,14 @@ _BY_CHANNEL = frozenset((*_ACTIVATIONS, *_POOLS, "clone", "detach", "alias", "_t
 
 @dataclass(frozen=True, slots=True)
 class Inner:
-    """What depends on the number of filters of an inner layer: paths of batch norms and convolutions."""
+    """What depends on the number of filters of an inner layer."""
 
     norms: tuple[str, ...]
+    """Paths of batch norms."""
     readers: tuple[str, ...]
+    """Paths of convolutions."""
+    levels: tuple[int, ...] = ()
+    """Maps in the model's `feature_info`, by number."""
 
 
 @torch.no_grad()
@@ -60,12 +65,19 @@ def find_inner(model: nn.Module, convs: Collection[str], image: tuple[int, ...])
         convs: Paths of the convolutions that may be inner layers.
         image: Shape of an image.
     """
-    flow = _Flow(model)
+    flow, modules = _Flow(model), dict(model.named_modules())
+    hooks = [
+        modules[level["module"]].register_forward_hook(partial(flow.note_level, number))
+        for number, level in enumerate(feature_levels(model))
+        if level["module"] in modules
+    ]
     with flow:
         output = model(torch.empty(1, *image, device="meta"))
+    for hook in hooks:
+        hook.remove()
     flow.spoil(_tensors(output))
     return {
-        path: Inner(tuple(flow.norms[path]), tuple(flow.readers[path]))
+        path: Inner(tuple(flow.norms[path]), tuple(flow.readers[path]), tuple(flow.levels[path]))
         for path in convs
         if path not in flow.spoiled and flow.readers[path] and all(flow.calls[own] == 1 for own in flow.used_by(path))
     }
@@ -90,12 +102,18 @@ class _Flow(TorchDispatchMode):
         self.calls: dict[str, int] = defaultdict(int)
         self.norms: dict[str, list[str]] = defaultdict(list)
         self.readers: dict[str, list[str]] = defaultdict(list)
+        self.levels: dict[str, list[int]] = defaultdict(list)
         self.spoiled: set[str] = set()
         """Convolutions whose output something else reads."""
 
     def used_by(self, path: str) -> list[str]:
         """The layer itself and those that read its output."""
         return [path, *self.norms[path], *self.readers[path]]
+
+    def note_level(self, number: int, _: nn.Module, inputs: object, output: object) -> None:
+        """Note that a module, whose forward hook this is, returns this map of `feature_info`."""
+        if isinstance(output, Tensor) and id(output) in self.source:
+            self.levels[self.source[id(output)]].append(number)
 
     def spoil(self, tensors: Iterable[Tensor]) -> None:
         """Note that something reads these tensors that is neither a convolution nor a batch norm."""
@@ -199,11 +217,24 @@ def narrow(
         init: The rule for new weights of these layers. None: their most important filters are kept. The importance of a
             filter is the length of its readers' weights for it, times the factor of its norm or, without one, its own
             length.
+
+    Raises:
+        ConversionError: If an argument of the model has replaced a batch norm.
     """
+    levels = feature_levels(model)
     for path, width in widths.items():
         conv = cast(nn.Conv2d, model.get_submodule(path))
         norms = [cast(Any, model.get_submodule(norm)) for norm in inner[path].norms]
         readers = [cast(nn.Conv2d, model.get_submodule(reader)) for reader in inner[path].readers]
+        if not all(isinstance(norm, _BatchNorm) for norm in norms):
+            raise ConversionError(
+                f"{path} can have fewer filters only with batch norm, but an argument changes the norm; leave this "
+                "argument out"
+            )
+        for number in inner[path].levels:
+            if number == len(levels) - 1 and getattr(model, "num_features", None) == conv.out_channels:
+                model.num_features = width  # type: ignore[assignment]
+            levels[number]["num_chs"] = width
         kept = torch.arange(width, device=conv.weight.device)
         if init is None:
             factors = [norm.weight for norm in norms if norm.weight is not None]
@@ -220,6 +251,11 @@ def narrow(
             reader.in_channels = width
         if init is not None:
             initialise(conv, init)
+
+
+def feature_levels(model: nn.Module) -> list[dict[str, Any]]:
+    """The entries of timm's `feature_info` of a model; none if it has none."""
+    return list(cast(Any, getattr(model, "feature_info", None)) or ())
 
 
 def _keep(layer: nn.Module, kept: Tensor, dim: int) -> None:
@@ -248,5 +284,5 @@ def set_stem_stride(model: nn.Module, stride: int) -> None:
             f"the first layer of this model is not one ordinary convolution; got stem_stride {stride}; leave it out"
         )
     before, conv.stride = conv.stride[0], (stride, stride)
-    for level in getattr(model, "feature_info", None) or ():
+    for level in feature_levels(model):
         level["reduction"] = level["reduction"] * stride // before

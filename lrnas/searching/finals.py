@@ -330,7 +330,8 @@ class Ladder:
             for identity, trial in first.items()
             if identity not in begun and self._point_of(trial) is not None and self._is_within(trial)
         )
-        return rest + max(self.seconds_left(FULL), sum(references), 0.0)
+        is_any_within = any(map(self._is_within, first.values()))
+        return rest + max(self.seconds_left(FULL) if is_any_within else 0.0, sum(references), 0.0)
 
     def _read_runs(self) -> None:
         self._runs = {name: _by_network(study.optuna_trials()) for name, study in self.studies.items()}

@@ -48,7 +48,7 @@ LONGER_FACTOR, FULL_FACTOR = 3, 8
 FIRST_FINAL_SEED = 1000
 """Seeds of the later levels begin this far above the search's, so that retrainings, which begin at 1, have others."""
 LITTLE = 0.1
-"""Share of the MACs in layers that vary below which a remark says that a search can save little."""
+"""A remark says so if no network of a space saves more than this share of the MACs."""
 SAMPLED_NETWORKS, SAMPLING_SECONDS = 24, 20.0
 """Number of networks whose layers are measured before trials run on the same device, and seconds for that."""
 
@@ -140,7 +140,7 @@ class SearchTraining:
             )
             self.remarks.append(f"networks start from the weights in {self.start.file}{rest}")
         self.input_size = self.recipe.crop or size
-        self.remarks += self._tell_little(self._varying_share())
+        self.remarks += self._tell_little(self._largest_saving())
         if settings.final_epochs is not None and not settings.finals:
             self.remarks.append(f"--final-epochs {settings.final_epochs} has no effect without finals (--finals 0)")
         first = settings.min_epochs
@@ -186,32 +186,35 @@ class SearchTraining:
         levels = [short, *([Level(LONGER, longer, seeds[:1])] if is_between else []), Level(FULL, full, seeds)]
         return {level.name: level for level in levels}
 
-    def _tell_little(self, share: float) -> list[str]:
-        """A remark if only a small share of the MACs can vary, else none."""
-        some = f"only {100 * share:.1f} % of the MACs of {self.space.name} are in layers that this space changes"
-        return [f"{some}: a search can save little (docs/choosing.md)"] * (share < LITTLE)
+    def _tell_little(self, saving: float) -> list[str]:
+        """A remark if a search can save only a small share of the MACs, else none."""
+        some = f"a search can save at most {100 * saving:.1f} % of the MACs of {self.space.name} (docs/choosing.md)"
+        return [some] * (saving < LITTLE)
 
-    def _varying_share(self) -> float:
-        """Share of MACs in layers that vary, for timm models; 1 for other backbones, in which widths may vary.
+    def _largest_saving(self) -> float:
+        """The largest share of MACs that a network of the space saves, for timm models; 1 for other backbones.
 
         Raises LrnasError if a model cannot take the images.
         """
         backbones, data = self.space.backbones, self.data
         if not all(backbone.startswith(TIMM) for backbone in backbones):
             return 1.0
-        names = {layer.name for group in self.space.groups for layer in group.layers}
 
-        def find_share(*shape: int) -> float:
-            costs = [make_plan(Architecture(backbone), *shape).cost for backbone in backbones]
-            return max(sum(layer.macs for layer in cost.layers if layer.name in names) / cost.macs for cost in costs)
+        def find(*shape: int) -> float:
+            savings = []
+            for small in self.space.smallest():
+                unchanged = dataclasses.replace(small, layers={}, divisor=None)
+                costs = [make_plan(network, *shape).cost for network in (small, unchanged)]
+                savings.append(1 - costs[0].macs / costs[1].macs)
+            return max(savings)
 
         try:
-            return find_share(self.input_size, data.num_classes, data.channels)
+            return find(self.input_size, data.num_classes, data.channels)
         except LrnasError as error:
             given, own, name = self.input_size, native_input_size(backbones[0]), self.space.name
             takes = f"{name} takes images of {own}×{own} pixels; those of {self.data_name} are {given}×{given} here"
             advice = f"give --image-size {own}" if is_in_files(self.data_name) else "choose images from files"
-            little = "".join(f"; {remark}" for remark in self._tell_little(find_share()))
+            little = "".join(f"; {remark}" for remark in self._tell_little(find()))
             raise LrnasError(f"{takes}; {advice}, or another model{little}") from error
 
     @property

@@ -30,7 +30,7 @@ from lrnas.arch.backbone_shapes import Choices, PlannedConv
 from lrnas.errors import InvalidArchitecture, InvalidSpace, LrnasError, OutsideSpace, UnknownName, closest
 from lrnas.models.plan import TIMM, Plan, canonical_id, make_plan, names_to_suggest, resolve_backbone
 from lrnas.spaces.layer_groups import make_groups
-from lrnas.spaces.parameters import Group, Parameter, format_value, format_values
+from lrnas.spaces.parameters import NEUTRAL, Group, Parameter, format_value, format_values
 from lrnas.spaces.toml_file import CHOICES, GRANULARITIES, Definition, Entry, Source, read_definition
 
 VERSION = 1
@@ -118,6 +118,16 @@ class SearchSpace(NotebookView):
             allocations = group.allocations(choices["backbone"], values)
             layers.update({name: allocation for name, allocation in allocations.items() if allocation != DENSE})
         return _make_architecture(choices, layers, self.batch_norm, self.divisor)
+
+    def smallest(self) -> list[Architecture]:
+        """The networks with the fewest blocks, filters and k×k filters, one for each combination of the choices."""
+        params: dict[str, Any] = {
+            parameter.name: min(parameter.values) if axis in ("depth", "width", "square") else parameter.neutral
+            for group in self.groups
+            for axis, parameter in group.axes.items()
+            if len(parameter.values) > 1
+        }
+        return [self.architecture(params | self._only_varying(found)) for found in self._combinations.values()]
 
     @checked
     def idle_parameters(self, params: Mapping[str, Any]) -> set[str]:
@@ -236,7 +246,7 @@ class SearchSpace(NotebookView):
             raise OutsideSpace(f"backbone {plan.backbone}; allowed: {format_values(self.choices['backbone'])}")
         found = self._combinations.get((plan.backbone, _settings_of(plan)))
         if found is not None:
-            return {name: value for name, value in found.items() if len(self.choices[name].values) > 1}
+            return self._only_varying(found)
         known = [choices for backbone, choices in self._combinations if backbone == plan.backbone]
         if plan.choices is None:
             strides = " or ".join(map(str, known))
@@ -246,6 +256,10 @@ class SearchSpace(NotebookView):
             if str(value) not in allowed:
                 raise OutsideSpace(f"{name} {value}; allowed: {' or '.join(allowed)}")
         raise OutsideSpace(f"{plan.choices} is not a combination of this space's settings")
+
+    def _only_varying(self, choices: Mapping[str, Any]) -> dict[str, Any]:
+        """The choices that are parameters."""
+        return {name: value for name, value in choices.items() if len(self.choices[name].values) > 1}
 
     @cached_property
     def _combinations(self) -> dict[Any, dict[str, Any]]:
@@ -451,6 +465,11 @@ def _uniform(space: SearchSpace, base: Mapping[str, Any], wanted: Mapping[str, A
     """The network in which all groups of layers have the same values; None if it is not in the space."""
     params = dict(base)
     for group in space.groups:
+        for axis in ("form", "square", "width"):  # a value that a space fixes
+            value = group.axes[axis].values[0]
+            is_fixed = len(group.axes[axis].values) == 1 and value not in (NEUTRAL[axis], wanted[axis])
+            if is_fixed and group.layers_of(axis):
+                return None
         for parameter in group.parameters:
             value = wanted.get(parameter.name.rpartition(".")[2], parameter.neutral)
             params[parameter.name] = parameter.match(value)

@@ -89,6 +89,7 @@ def test_files_that_are_not_used_are_told(tmp_path: Path) -> None:
     [
         (("Train", "Test"), "rename Test/ to test/ and Train/ to train/"),
         (("training", "validation"), "rename training/ to train/ and validation/ to val/"),
+        (("Train", "val"), "rename Train/ to train/$"),
     ],
 )
 def test_splits_with_other_names_should_be_renamed(names: tuple[str, str], advice: str, tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from torch import nn
 from torch.fx import GraphModule
 from torchvision.models.feature_extraction import NodePathTracer
 
+from lrnas.arch.architecture import Architecture
+from lrnas.errors import ConversionError
 from lrnas.models.found import found_networks
 from lrnas.models.paper import paper_points
 
@@ -94,6 +96,23 @@ def test_features_only(name: str, kind: str) -> None:
         info = chosen.feature_info
         assert shapes == [(1, chs, 64 // r, 64 // r) for chs, r in zip(info.channels(), info.reduction(), strict=True)]
     assert info.channels() == model.feature_info.channels()[:3:2]
+
+
+@pytest.mark.parametrize("name", ["resnet18", "dla34", "xception41", "dpn48b", "darknet53", "tresnet_m", "mnasnet_050"])
+def test_features_of_timm_models_are_those_of_timm(name: str) -> None:
+    x = torch.empty(1, 3, 128, 128, device="meta")
+    data = Architecture(f"timm:{name}").to_dict()
+    for chosen in ({}, {"out_indices": (1, 3)}):
+        with torch.device("meta"):
+            own = timm.create_model(name, features_only=True, **chosen).eval()
+            ours = timm.create_model("lrnas", architecture=data, features_only=True, **chosen).eval()
+        assert [maps.shape for maps in ours(x)] == [maps.shape for maps in own(x)]
+        assert ours.feature_info.channels() == own.feature_info.channels()
+
+
+def test_features_of_a_model_that_timm_builds_in_another_way() -> None:
+    with pytest.raises(ConversionError, match="timm cannot give the maps of timm:hrnet_w18_small as a list; choose fe"):
+        timm.create_model("lrnas", architecture=Architecture("timm:hrnet_w18_small").to_dict(), features_only=True)
 
 
 @all_networks

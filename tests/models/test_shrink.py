@@ -26,6 +26,9 @@ HALF = Allocation.composite(vertical=0.5, horizontal=0.5)
         ("cspresnet50", 17, None),
         ("hrnet_w18_small", 30, None),
         ("densenet121", 0, []),  # every layer's output is concatenated
+        ("dla34", 15, None),
+        ("resnetv2_50", 17, None),  # norms before convolutions
+        ("vgg13_bn", 11, None),  # a convolution after the last pool
     ],
 )
 def test_counts_are_those_of_the_built_model(name: str, inner: int, blocks: list[str] | None) -> None:
@@ -64,6 +67,29 @@ def test_a_smaller_resnet_trains() -> None:
     assert [x.shape[2:] for x in maps] == [(32 // scale,) * 2 for scale in levels.feature_info.reduction()]
     weight = model.layer1[0].conv1.weight  # the paper's rule for 32 filters instead of 64
     assert weight.std().item() == pytest.approx((2 / (9 * 32)) ** 0.5, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["resnet50", "cspresnet50", "tf_efficientnetv2_b0", "vgg13_bn", "resnetv2_50"])
+def test_the_maps_of_smaller_models(name: str) -> None:
+    """Some of their inner layers compute a map that `feature_info` describes."""
+    layers = dict.fromkeys(trace_of(Architecture(f"timm:{name}"), 64, 10).inner, Allocation(width=0.5))
+    network = Architecture(f"timm:{name}", layers, stem_stride=1)
+    x = torch.empty(1, 3, 64, 64, device="meta")
+    with torch.device("meta"):
+        model = create_model(network, 10).eval()
+        levels = timm.create_model("lrnas", architecture=network.to_dict(), features_only=True).eval()
+        before = timm.create_model(name, features_only=True).feature_info
+    assert model.forward_features(x).shape[1] == model.num_features
+    info = levels.feature_info
+    found = [(maps.shape[1], 64 // maps.shape[2]) for maps in levels(x)]
+    assert found == list(zip(info.channels(), info.reduction(), strict=True))
+    assert info.channels() != before.channels() and len(info.channels()) == len(before.channels())
+
+
+def test_an_argument_that_replaces_batch_norms_is_refused() -> None:
+    network = Architecture("timm:resnet50", {"layer2.0.conv2": Allocation(width=0.5)})
+    with pytest.raises(ConversionError, match=r"layer2.0.conv2 can have fewer filters only with batch norm, but"):
+        create_model(network, 10, norm_layer="groupnorm")
 
 
 def test_filters_that_do_nothing_are_removed_first(tmp_path: Any) -> None:

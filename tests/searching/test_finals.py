@@ -104,6 +104,8 @@ def test_networks_beyond_a_later_limit_are_not_trained_in_full() -> None:
         trained.add(run.costs["macs"])
         finish(runs, run, 0.95)
     assert trained == {macs["lr-x0.25"], macs["dense-x0.25"]}
+    proposals.limits = Limits(max_macs=1)
+    assert ladder.training_left() == 0
     proposals.limits = Limits()
     assert ask(climb(proposals)[1]).point == "nin-c3-lr"
 

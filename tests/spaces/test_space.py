@@ -241,6 +241,15 @@ def test_uniform_networks() -> None:
             assert canonical_id(space.architecture(space.params_of(network))) == canonical_id(network)
 
 
+def test_the_smallest_networks_of_a_space() -> None:
+    space = load_space("timm:resnet18", stem_stride=1)
+    (small,) = space.smallest()
+    assert small.stem_stride == 1 and small.layers["layer1.1.conv1"].width == 0
+    assert space.params_of(small)["layer1.width"] == 0.125 and space.params_of(small)["conv1.square"] == 0
+    assert {network.backbone for network in load_space("nin").smallest()} == {"nin", "nin_3x3"}
+    assert len({canonical_id(network) for network in load_space("vgg-deep").smallest()}) > 1  # of several pools
+
+
 def test_a_space_can_be_pickled_and_stored_as_json() -> None:
     for name in (*SPACES, "timm:resnet18"):
         space = load_space(name)
@@ -332,7 +341,12 @@ def test_without_points_the_unchanged_backbone_is_the_point_and_the_baseline(tmp
     assert list(space.uniform) == ["dense-x0.5", "lr-x1", "lr-x0.5"]
     timm = '[space]\nbackbone = "timm:resnet18"\n[[space.vary]]\nlayers = ["layer4.*"]\nsquare = [0, 1]\n'
     assert list(load(tmp_path, timm).points) == ["resnet18"]
-    # the unchanged backbone is not in a space in which some filters are always k×1 or 1×k
+    # the unchanged backbone is not in a space with fewer filters
+    narrow = timm.replace("layer4.*", "*").replace("square", "width = 0.5\nsquare")
+    for changed in (narrow, narrow.replace("timm:resnet18", "nin")):
+        space = load(tmp_path, changed)
+        assert (list(space.points), list(space.uniform), space.baseline) == ([], ["dense-x0.5", "lr-x0.5"], None)
+    # and not in one in which some filters are always k×1 or 1×k
     narrow = load(tmp_path, text.replace("to = 1,", 'to = "1/2",'))
     assert (dict(narrow.points), narrow.baseline, list(narrow.uniform)) == ({}, None, ["lr-x1", "lr-x0.5"])
 

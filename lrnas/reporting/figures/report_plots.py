@@ -185,7 +185,7 @@ def plot_tested(report: Report, path: style.Files) -> Figure:
     several = len(report.tested) > 1
     colours = {study.name: (colour, study) for colour, study in zip(cycle(PALETTE), report.studies, strict=False)}
     groups: list[_Group] = []
-    drawn: list[tuple[StudyReport, list[_Dot]]] = []
+    drawn: dict[str, tuple[StudyReport, list[_Dot]]] = {}
     for tested in report.tested:
         named = [
             final.trial
@@ -195,13 +195,13 @@ def plot_tested(report: Report, path: style.Files) -> Figure:
         if dots := _final_dots(tested.finals, tested.marks, cost, named):
             colour, study = colours[tested.retrained.study]
             groups.append((tested.retrained.name, colour if len(colours) > 1 else None, dots))
-            drawn.append((study, dots))
+            drawn.setdefault(study.name, (study, []))[1].extend(dots)
     if not groups:
         raise StudyError(f"{report.title}: no network was trained again and tested yet; run `lrnas retrain` first")
     figure = style.make_figure(*FRONT_SIZE)
     axes = figure.subplots()
     axes.set(xlabel=cost.label, ylabel="test accuracy, %, mean ± sd over seeds")
-    _mark_costs(axes, drawn, cost, "not trained again")
+    _mark_costs(axes, list(drawn.values()), cost, "not trained again")
     _draw_networks(axes, groups, ("found", "front by means"))
     return style.save_figure(figure, path)
 

@@ -102,6 +102,12 @@ def test_reference_networks_beyond_a_limit_are_marked(tmp_path: Path, monkeypatc
     axes = drawn_by(monkeypatch, lambda: plot_tested(tested, tmp_path / "tested.svg"))
     remarks = {text.get_text() for text in axes.texts if not isinstance(text, Annotation)}
     assert remarks == {f"{name}, not trained again" for name in beyond}
+    # one study that was retrained twice, beside another one
+    both = make_report([search, replace(make_search(), name="b")], retrained=[some_finals(search)] * 2)
+    both = replace(both, tested=(*both.tested, replace(both.tested[0], retrained=some_finals(both.studies[1].study))))
+    axes = drawn_by(monkeypatch, lambda: plot_tested(both, tmp_path / "tested.svg"))
+    remarks = {text.get_text() for text in axes.texts if text.get_rotation()}
+    assert remarks == {"nin, not trained again (s); the dense network (b)", "nin-c3, not trained again (s)"}
 
 
 def test_lines_at_costs_say_to_which_studies_they_belong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
