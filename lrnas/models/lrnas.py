@@ -109,7 +109,7 @@ def _timm_features(backbone: str) -> dict[str, Any]:
             own = None
     if isinstance(own, FeatureListNet):
         is_flat = any(child not in dict(whole.named_children()) for child in own)
-        how = {"flatten_sequential": is_flat, "feature_concat": own.concat}
+        how: dict[str, Any] = {"flatten_sequential": is_flat, "feature_concat": own.concat}
     elif isinstance(own, FeatureHookNet):
         how = {"feature_cls": "hook"}
     elif own is not None and hasattr(whole, "forward_intermediates"):
