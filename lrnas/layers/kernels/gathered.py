@@ -33,8 +33,8 @@ _SIZES = [
 """Arguments for which Triton does not specialise a kernel, so that new values need no compilation."""
 PACKED_ROWS = 16
 """Rows of packed weights that a program writes. The rows of each tap are a multiple of this number."""
-SPREAD = 1024
-"""Number of positions that a program of `spread` writes."""
+SPREAD = 1 << 14
+"""Number of values that a program of `spread` writes."""
 SUMS = 1 << 22
 """Number of partial sums that are cheap to add. Small layers are split until they have this number."""
 
@@ -372,9 +372,9 @@ def spread(pixels: Tensor, out_width: int, cols: int, margin: int, step: int) ->
     number, height, width, channels = pixels.shape
     units = max(16, triton.next_power_of_2(cols * channels))
     out = pixels.new_empty(number, height, out_width, units)
-    num_positions = number * height * out_width
-    _spread_kernel[(triton.cdiv(num_positions, SPREAD),)](
-        pixels, out, num_positions, width, out_width, channels, step, margin, cols, units, SPREAD
+    num_positions, block = number * height * out_width, max(1, SPREAD // units)
+    _spread_kernel[(triton.cdiv(num_positions, block),)](
+        pixels, out, num_positions, width, out_width, channels, step, margin, cols, units, block
     )
     return out
 
