@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 
 from lrnas import __version__, _quantities
 from lrnas.arch.architecture import Architecture, Mix
@@ -41,7 +42,11 @@ TOGETHER = 12
 """Number of steps that are measured side by side."""
 PASSES, ROUNDS, QUANTILE = 2, 12, 0.1
 """Each step is measured in two passes of 12 samples. The time of a pass is a low quantile of its samples, and the
-shorter of the two times is stored, because trials that run at the same time make samples longer, never shorter."""
+shorter of the two times is stored, because trials that run at the same time make samples longer, never shorter. On a
+CPU, the time of the pass in which the clock layer was faster is stored."""
+CLOCK = "clock layer"
+"""Key of the time of a fixed layer, which is measured beside all others on a CPU. A CPU is not always equally fast, for
+example if other machines share it. So every time is divided by the ratio of the layer's time then to the stored one."""
 REFERENCES = 4
 """Number of named networks that are measured as a whole to find the factor."""
 FEWEST = 10
@@ -135,15 +140,16 @@ class LatencyTable:
         """The time of each step; missing times are measured now."""
         missing = {step.key: step for step in steps if step.key not in self._known}
         names = list(missing)
-        measured: dict[str, float] = {}
+        measured: dict[str, tuple[float, float]] = {}
         for _ in range(PASSES):
             for i in range(0, len(names), TOGETHER):
                 some = names[i : i + TOGETHER]
-                calls = [layer_call(missing[name], self.setting) for name in some]
-                for name, seconds in zip(some, self.time(calls), strict=True):
-                    measured[name] = min(seconds, measured.get(name, seconds))
+                times, slowness = self._time([layer_call(missing[name], self.setting) for name in some])
+                for name, seconds in zip(some, times, strict=True):
+                    found = (slowness, seconds / slowness)
+                    measured[name] = min(found, measured.get(name, found))
         if measured:
-            self.store(measured)
+            self.store({name: seconds for name, (_, seconds) in measured.items()})
         if new := {step.key: step for step in steps if step.key not in self._steps}:
             self._steps |= new
             self._fits.clear()
@@ -151,8 +157,18 @@ class LatencyTable:
 
     def time(self, calls: Sequence[Call]) -> list[float]:
         """Measure calls side by side under the conditions of the table."""
+        times, slowness = self._time(calls)
+        return [seconds / slowness for seconds in times]
+
+    def _time(self, calls: Sequence[Call]) -> tuple[list[float], float]:
+        """The times of calls, and the ratio of the time of the clock layer to the stored one, which is 1 on a GPU."""
         device, threads = self.setting.device, self.conditions.threads
-        return measure(calls, device, rounds=ROUNDS, sample=0.001, limit=0.5, quantile=QUANTILE, threads=threads)
+        clocks = [_clock_call(self.setting)] if device.type == "cpu" else []
+        settings: dict[str, Any] = {"sample": 0.001, "limit": 0.5, "quantile": QUANTILE, "threads": threads}
+        times = measure([*calls, *clocks], device, rounds=ROUNDS, **settings)
+        if not clocks:
+            return times, 1.0
+        return times[:-1], times[-1] / self.number(CLOCK, lambda: times[-1])
 
     def number(self, key: str, compute: Callable[[], float]) -> float:
         """A number stored in the table that is not the time of a step; it is computed now if it is missing."""
@@ -207,6 +223,16 @@ class LatencyTable:
     def _connect(self) -> sqlite3.Connection:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         return sqlite3.connect(self.file, timeout=60)
+
+
+def _clock_call(setting: Setting) -> Call:
+    conv, image = nn.Conv2d(64, 64, 3, padding=1, dtype=setting.dtype), torch.randn(1, 64, 16, 16, dtype=setting.dtype)
+
+    def call() -> object:
+        with torch.inference_mode():
+            return conv(image)
+
+    return call
 
 
 def _kind(step: Step) -> tuple[object, ...]:

@@ -40,6 +40,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return [rule(call) if isinstance(call, Step) else call for call in calls]
 
     monkeypatch.setattr(latency, "layer_call", lambda step, setting: step)
+    monkeypatch.setattr(latency, "_clock_call", lambda setting: 0.001)
     monkeypatch.setattr(latency, "network_call", lambda *arguments: WHOLE)
     monkeypatch.setattr(latency, "measure", measure)
     return measured
@@ -63,6 +64,41 @@ def test_a_layer_is_measured_once(tmp_path: Path, clock: list[str]) -> None:
     clock.clear()
     other = dataclasses.replace(HERE, batch=8)
     assert Latency(LatencyTable(other, file), 32, 10).of(network()) and len(clock) == len({s.key for s in steps})
+
+
+def test_times_do_not_depend_on_how_fast_the_cpu_is_at_the_moment(
+    tmp_path: Path, clock: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance, plain = random.Random(0), latency.measure
+    slowness: list[float] = []
+
+    def measure(calls: Sequence[Step | float], device: torch.device, **options: object) -> list[float]:
+        slowness.append(chance.uniform(1, 3))
+        return [slowness[-1] * seconds for seconds in plain(calls, device, **options)]  # type: ignore[arg-type]
+
+    monkeypatch.setattr(latency, "measure", measure)
+    found = Latency(LatencyTable(HERE, tmp_path / "l.db"), 32, 10)
+    for name in ("nin", "nin-c3", "nin-c3-lr"):
+        expected = 1000 * sum(map(rule, found.steps(network(name))))
+        assert found.of(network(name)) == pytest.approx(slowness[0] * expected)  # as fast as at first
+    assert found.measure([network()]) == pytest.approx([1000 * slowness[0] * WHOLE])
+
+
+def test_of_two_passes_the_one_in_which_the_cpu_was_faster_counts(
+    tmp_path: Path, clock: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other work slows the layers down in different ways."""
+    ratios = iter([(1.0, 1.0), (1.2, 0.8), (2.0, 2.0)])  # of layers, and of the clock layer
+
+    def measure(calls: Sequence[Step | float], device: torch.device, **options: object) -> list[float]:
+        layers, own = next(ratios)
+        return [layers * rule(call) if isinstance(call, Step) else own * call for call in calls]
+
+    monkeypatch.setattr(latency, "measure", measure)
+    table = LatencyTable(HERE, tmp_path / "l.db")
+    step = Latency(table, 32, 10).steps(network())[0]
+    table.time([])
+    assert table.seconds([step]) == pytest.approx([1.2 / 0.8 * rule(step)])
 
 
 def test_the_first_stored_time_is_kept(tmp_path: Path, clock: list[str]) -> None:
