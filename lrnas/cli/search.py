@@ -319,7 +319,7 @@ def _print_front(study: Study, level: str) -> None:
 
 def _print_level(study: Study, level: str) -> None:
     """Print the networks of a later level, with mean and deviation over seeds, and what was promised."""
-    from lrnas.study.levels import FULL, compare_with_references, read_level, tell_left
+    from lrnas.study.levels import FULL, NOT_DONE, compare_with_references, is_open, read_level, tell_left
     from lrnas.study.retrained import front_marks
 
     console = make_console()
@@ -359,17 +359,23 @@ def _print_level(study: Study, level: str) -> None:
         console.print(f"{ONLY_FIRST}; {_tell_what_helps(study)} may find better ones.")
     for outcome in compare_with_references(finals, study.beat):
         console.print(str(outcome))
-    if left := tell_left(study, finals):
-        console.print(
-            "They were chosen by predicted accuracy after full training. Not among them: "
-            f"{left}, see `lrnas front {study.name} --level short`; a larger --finals trains more."
+    if is_open(study):
+        console.print(NOT_DONE)
+    elif left := tell_left(study, finals):
+        chosen = "They were chosen by predicted accuracy after full training. " * any(
+            final.promised for final in finals
         )
+        where = f"see `lrnas front {study.name} --level short`"
+        console.print(f"{chosen}Not among them: {left}, {where}; a larger --finals trains more.")
 
 
 def _tell_what_helps(study: Study) -> str:
     """What may find better networks, in words."""
-    left = study.budget - study.spent() + study.running()
-    return f"the rest of its {study.budget} trials" if left > 0 else "a larger --budget"
+    from lrnas.study.levels import is_open
+
+    if study.budget > study.spent() - study.running():
+        return f"the rest of its {study.budget} trials"
+    return "the full trainings that are left" if is_open(study) else "a larger --budget"
 
 
 def _front_table(study: Study) -> pd.DataFrame:

@@ -47,6 +47,8 @@ BUSY = 0.2
 """Number of CPU cores used by other programs above which times should be measured again."""
 UNSTEADY = 0.5
 """Spread above which times say nothing."""
+DISTURBED = 2.0
+"""Ratio of the sum of layers to the time of their network above which times of layers say nothing."""
 REPETITIONS = 3
 """How often whole networks are measured, each time as a median over rounds."""
 ABOUT_LAYERS = (
@@ -168,14 +170,18 @@ class Profile(NotebookView):
         """How the times were measured and how sure they are, in words."""
         spread = max(network.spread for network in self.networks)
         found = [
-            f"Times are medians over rounds that measure all networks, repeated {REPETITIONS} times; repetitions "
-            f"differ from the times shown by at most {100 * spread:.1f} %. MACs are for one image."
+            f"Times are medians over rounds that measure all networks, repeated {REPETITIONS} times; repetitions of "
+            f"whole networks differ from the times shown by at most {100 * spread:.1f} %. MACs are for one image."
         ]
         if spread > UNSTEADY:
             threads = ", or with --threads 1" if self.conditions.threads > 1 else ""
             found.insert(0, f"These times say nothing, because they differ too much: measure again{threads}.")
         if any(network.layers for network in self.networks):
             found.append(ABOUT_LAYERS)
+            sums = [sum(layer.forward for layer in network.layers) / network.forward for network in self.networks]
+            if self.conditions.device == "cpu" and max(sums) > DISTURBED:
+                longer = f"Together, layers take {max(sums):.1f} times as long as their network"
+                found.append(f"{longer}: other programs disturbed their measurement; measure again.")
         if self.busy_cores is not None:
             busy = f"Other programs used {self.busy_cores:.1f} of {os.cpu_count()} CPU cores meanwhile"
             found.append(f"{busy}{': measure again when they are idle.' if self.busy_cores > BUSY else '.'}")

@@ -192,8 +192,7 @@ def _dense_costs(study: StudyReport, tested: Tested | None = None) -> dict[str, 
 
 
 def _share(entry: _Entry, cost: str, limit: float) -> str:
-    share = (entry.costs[cost] or 0.0) / limit
-    return f"{share:.3f}" if share < 0.1 else f"{share:.2f}"
+    return f"{(entry.costs[cost] or 0.0) / limit:.3f}"
 
 
 def _pick(entries: Sequence[_Entry], beside: _Entry | None, cost: str) -> _Entry:

@@ -26,8 +26,8 @@ from lrnas.reporting.layer_view import Layer, lay_out
 from lrnas.reporting.retrained_report import Tested, finals_to_dicts
 from lrnas.reporting.suggested_commands import ShellLine, retrain_line, shell_lines
 from lrnas.sampling.pareto import add_to_front, hypervolume
-from lrnas.study.levels import FULL, SHORT, SUFFIXES, level_study, read_level, tell_below
-from lrnas.study.manifest import StudyError, data_name
+from lrnas.study.levels import FULL, NOT_DONE, SHORT, SUFFIXES, is_open, level_study, read_level, tell_below
+from lrnas.study.manifest import StudyError, data_name, name_start
 from lrnas.study.objectives import OBJECTIVES, Objective
 from lrnas.study.retrained import Final, Retrained, final_front
 from lrnas.study.study import COLUMNS, ImageShape, Study, Summary, Trial
@@ -305,12 +305,20 @@ class Report:
             if number := study.study.unreadable_images:
                 left_out = f"{number:,} (`lrnas data` lists them)"
                 found.append(f"{study.name}: images that could not be read and were left out: {left_out}.")
+            if start := name_start(study.study.manifest):
+                found.append(f"{study.name}: networks start from the trained weights in {start}.")
+            if is_open(study.study):
+                found.append(f"{study.name}: {NOT_DONE[0].lower()}{NOT_DONE[1:]}")
             if below := tell_below(study.study):
                 found.append(f"{study.name}: {below}.")
         names = [study.name for study in self.studies]
         manifests = [study.study.manifest for study in self.studies]
         conditions = [
-            {"image_size": manifest["image_size"], "trained by": manifest.get("trainable") or "lrnas"}
+            {
+                "image_size": manifest["image_size"],
+                "trained by": manifest.get("trainable") or "lrnas",
+                "starts from": name_start(manifest) or "random weights",
+            }
             | manifest["recipe"]
             for manifest in manifests
         ]

@@ -14,6 +14,7 @@ from lrnas.models.plan import has_norms
 from lrnas.recipes import get_recipe
 from lrnas.study.folder import trial_folder, trials_folder
 from lrnas.study.location import Whereabouts
+from lrnas.study.manifest import START
 from lrnas.study.study import Study, Trial
 
 CHECKPOINT = "checkpoint.json"
@@ -55,12 +56,16 @@ def shell_lines(study: Study, trials: Iterable[Trial], where: Whereabouts) -> li
     def suggest(trial: Trial) -> Iterator[ShellLine]:
         file = shlex.quote(f"{file_name}-{trial.number}.json")
         yield ShellLine("Write its description to a file", f"echo {shlex.quote(trial.description)} > {file}")
-        if not has_own_code:
-            line = f"lrnas reproduce {file} {images} {recipe}"
+        again = f"lrnas retrain {quoted} --trials {trial.number}{options}{option}"
+        if not has_own_code and START in manifest:  # `lrnas reproduce` has no weights to start from
+            title = f"Train it{beside} again as the study did, from the same weights{compare}{hint}"
+            yield ShellLine(title, f"{again} {recipe} --seeds 1")
+        elif not has_own_code:
             where_images = "" if data in SETS else HINT
-            yield ShellLine(f"Train it again as the study did, and test it{where_images}", line)
-            line = f"lrnas retrain {quoted} --trials {trial.number}{options}{option} --seeds 3"
-            yield ShellLine(f"Train it{beside} in full, over three seeds{compare}{hint}", line)
+            title = f"Train it again as the study did, and test it{where_images}"
+            yield ShellLine(title, f"lrnas reproduce {file} {images} {recipe}")
+        if not has_own_code:
+            yield ShellLine(f"Train it{beside} in full, over three seeds{compare}{hint}", f"{again} --seeds 3")
         if ":" in study.name:  # `lrnas export` would read a part of it as the number of a trial
             return
         export = f"lrnas export {shlex.quote(f'{study.name}:{trial.number}')}{options}"
@@ -74,7 +79,7 @@ def shell_lines(study: Study, trials: Iterable[Trial], where: Whereabouts) -> li
 
 
 def retrain_line(study: Study, where: Whereabouts) -> ShellLine | None:
-    """Suggested command that trains the front of a study again and tests it.
+    """Suggested command that trains the front of a study again, or the networks that it was to find, and tests them.
 
     Args:
         study: The study.
@@ -87,7 +92,8 @@ def retrain_line(study: Study, where: Whereabouts) -> ShellLine | None:
         return None
     option, hint, beside = _retrain_parts(study)
     line = f"lrnas retrain {shlex.quote(study.name)}{where.options()}{option}"
-    return ShellLine(f"Train its front{beside} in full, over three seeds, and test them{hint}", line)
+    chosen = "its front" if study.beat is None else "the networks that may beat a reference network"
+    return ShellLine(f"Train {chosen}{beside} in full, over three seeds, and test them{hint}", line)
 
 
 def _file_name(name: str) -> str:

@@ -40,7 +40,7 @@ from lrnas.study.folder import (
     trials_folder,
 )
 from lrnas.study.ledger import Ledger
-from lrnas.study.levels import FULL, SHORT, tell_below
+from lrnas.study.levels import FULL, SHORT, keep_open, tell_below
 from lrnas.study.location import Whereabouts
 from lrnas.study.manifest import (
     ADVICE,
@@ -228,6 +228,7 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
             budget = max(settings.budget, study.spent())  # a study that has more trials is complete
             keep_limits(stored, {**limits.given(), "beat": settings.beat})  # from here on nothing is refused
             stored.set_user_attr(BUDGET, budget)
+            keep_open(stored, bool(later))
             if measurement is not None:
                 running = training.share_gpus(measurement) if running.has_mps else running
                 measurement.end()
@@ -258,6 +259,8 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
                     )
                 ledgers = [Ledger(each) for each in (later or {SHORT: study}).values()]
                 is_over = bool(study.interrupted) or not any(ledger.wait_for_others() for ledger in ledgers)
+            if not study.interrupted:
+                keep_open(stored, False)
             if later and not study.interrupted and num_ended(*later.values()) == begun:
                 logger.info(f"{name} was complete already: nothing was trained; a larger --budget extends it")
             if later and not study.interrupted and (line := tell_end(study, training.levels[FULL], settings.finals)):

@@ -29,6 +29,10 @@ SHORT, LONGER, FULL = LEVELS = ("short", "longer", "full")
 """Names of the levels, from the shortest training to the longest."""
 SUFFIXES = dict(zip((LONGER, FULL), LEVEL_FOLDERS, strict=True))
 """Names after the @ of the studies of the later levels."""
+OPEN = "full_trainings_open"
+"""Attribute of a search: whether it was ended before all full trainings that it had to do."""
+NOT_DONE = "Full trainings are not complete: the command that began the search continues them."
+"""A sentence about such a search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +159,17 @@ def tell_left(search: Study, finals: Sequence[Final]) -> str:
     within = [trial for trial in front if not limits.excess(trial.costs)]
     left = sum(trial.trial not in known for trial in within)
     return f"{some_within(left, len(within), len(front))} on the front of the short trainings" if left else ""
+
+
+def keep_open(search: optuna.Study, is_open: bool) -> None:
+    """Write whether a search has full trainings to do, or may have some."""
+    if search.user_attrs.get(OPEN, False) != is_open:
+        search.set_user_attr(OPEN, is_open)
+
+
+def is_open(search: Study) -> bool:
+    """Whether a search was ended before all full trainings that it had to do."""
+    return bool(search.optuna_study.user_attrs.get(OPEN, False))
 
 
 def some_within(some: int, number: int, all_of_them: int) -> str:

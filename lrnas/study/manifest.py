@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import optuna
@@ -304,6 +305,14 @@ def tell_other_images(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> s
     return "{}, {:,}, {:,} and {:,} for training, validation and test, now {:,}, {:,} and {:,}".format(
         told, *before, *now
     )
+
+
+def name_start(manifest: Mapping[str, Any]) -> str:
+    """The file of the weights that networks of a study start from, with a part of its hash; "" if there is none."""
+    if START not in manifest:
+        return ""
+    file, identity = manifest.get(SETTINGS, {}).get(START), str(manifest[START])[:8]
+    return f"{Path(file).name} ({identity})" if file else identity
 
 
 def names_of(data: str, classes: Sequence[str], num_images: Sequence[int]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from lrnas.cli.main import main
 from lrnas.cli.search import _write_files
 from lrnas.errors import Terminated
 from lrnas.reporting.report import make_report
-from lrnas.study.levels import read_level
+from lrnas.study.levels import keep_open, read_level
 from lrnas.study.location import Whereabouts
 from lrnas.study.manifest import BUDGET, MANIFEST, StudyError, check_manifest, keep_limits
 from lrnas.study.objectives import Limits
@@ -75,6 +75,16 @@ def test_a_front_without_networks_that_the_sampler_proposed(tmp_path: Path, caps
     assert not is_told()
     make_finals(search, {"nin-c3-lr": (0.95, 0.96), "lr-x0.25": (0.93,)})
     assert is_told()
+    stored.optuna_study.set_user_attr(BUDGET, number + 1)
+    keep_open(stored.optuna_study, True)  # it was ended in the finals
+    assert main(["front", "s", "--studies", str(tmp_path)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "; the full trainings that are left may find better ones." in out and "larger" not in out
+    assert "Full trainings are not complete: the command that began the search continues them." in out
+    keep_open(stored.optuna_study, False)
+    assert main(["front", "s", "--studies", str(tmp_path)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "are not complete" not in out and " Not among them: " in out
 
 
 def test_a_network_of_a_study_is_counted_for_its_images(studies: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,7 +70,7 @@ def test_a_dense_network_that_was_not_trained() -> None:
     dense = cost(SPACE.points["nin"])["macs"]
     told = (
         f"80.00 % at {study.networks[1].trial.macs / dense:.3f} of nin's MACs (dense-x0.25); "
-        f"nin-c3-lr has 90.00 % at {study.networks[2].trial.macs / dense:.2f}, nin itself was not trained. "
+        f"nin-c3-lr has 90.00 % at {study.networks[2].trial.macs / dense:.3f}, nin itself was not trained. "
     )
     told += "Validation images after 20 epochs of training, one seed."
     assert str(make_headline(study, "macs")) == told  # none is as accurate
@@ -98,7 +98,7 @@ def test_finals_count_instead_of_short_trainings() -> None:
     make_finals(search, {"dense-x0.25": (0.95, 0.96), "dense-x0.5": (0.97,)})
     (study,) = make_report([search]).studies
     share = study.networks[3].trial.macs / cost(SPACE.points["nin"])["macs"]
-    told = f"97.00 % at {share:.2f} of nin's MACs (dense-x0.5), the most accurate of 2 networks; "
+    told = f"97.00 % at {share:.3f} of nin's MACs (dense-x0.5), the most accurate of 2 networks; "
     assert str(make_headline(study, "macs")) == f"{told}nin itself was not trained. Validation images, one seed."
     assert best_few(study, "macs") == [1, 3]  # all of a small front, cheapest first
 
@@ -206,7 +206,7 @@ def test_shares_after_tests_are_for_the_images_of_the_tests(record: Study) -> No
     report = make_report([record], retrained=[retrained(record, {name: 0.9}, {"crop": 16})])
     dense = make_plan(SPACE.points["nin"], 16, 10, deployed=True).cost.macs
     share = report.tested[0].finals[0].macs / dense
-    assert str(make_headlines(report)[0]).startswith(f"90.00 ± 0.00 % at {share:.2f} of nin's MACs")
+    assert str(make_headlines(report)[0]).startswith(f"90.00 ± 0.00 % at {share:.3f} of nin's MACs")
     assert report.to_dict()["tested"][0]["finals"][0]["share"] == pytest.approx(share)
 
 

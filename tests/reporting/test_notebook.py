@@ -8,7 +8,6 @@ from dataclasses import replace
 from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 import timm
@@ -24,6 +23,7 @@ from lrnas.exporting.export import Check, Export
 from lrnas.exporting.fastest_form import Choice, Fusion
 from lrnas.layers.fold import Folding
 from lrnas.models.convert import LOW_RANK
+from lrnas.profiling.latency_table import Conditions
 from lrnas.profiling.profile import LayerTime, Profile, Profiled
 from lrnas.searching.estimate import Estimate, LevelEstimate, NamedNetwork
 from lrnas.searching.progress import tell_interrupted
@@ -222,27 +222,30 @@ def test_times_are_tables() -> None:
     layers = [LayerTime("conv1", "192 3x3", 1_000, 2.0, None)]
     base = Profiled("nin", network, "nin", 32, 2_000, 4.0, None, layers)
     small = replace(base, name="small", macs=1_000, forward=1.0, layers=[replace(layers[0], forward=0.5)], spread=0.02)
-    conditions: Any = "one core"
+    conditions = Conditions.here(torch.device("cpu"), 1, threads=1)
     html = Profile(conditions, True, [base, small], 0.5)._repr_html_()
     rows = Cells(html).rows
     assert rows[0] == ["network", "MACs", "share of MACs", "forward", "share of forward time", "compared with"]
     assert rows[2] == ["small", "1,000", "0.500", "1.000 ms", "0.250", "nin"]
     assert rows[-1] == ["conv1", "192 3x3", "1,000", "1.000", "0.500 ms", "0.250"]
-    assert "<summary>small, layer by layer, compared with nin</summary>" in html and "one core, compiled" in html
-    assert "at most 2.0 %" in html and "CPU cores meanwhile: measure again" in html
+    assert "<summary>small, layer by layer, compared with nin</summary>" in html and "1 thread, compiled" in html
+    assert "at most 2.0 %" in html and "CPU cores meanwhile: measure again" in html and "disturbed" not in html
+    disturbed = replace(small, layers=[replace(layers[0], forward=2.5)])
+    html = Profile(conditions, True, [base, disturbed])._repr_html_()
+    assert "Together, layers take 2.5 times as long as their network: other programs disturbed" in html
     profile = Profile(
         conditions, True, [replace(base, name="nin, batch norm", baseline="nin, batch norm"), base, small]
     )
-    assert repr(profile) == "<Profile of 'nin, batch norm', 'nin', 'small' for images of 32×32 pixels on one core>"
+    assert repr(profile) == f"<Profile of 'nin, batch norm', 'nin', 'small' for images of 32×32 pixels on {conditions}>"
     title, head, *lines = str(profile).splitlines()
-    assert title == "Times for a batch of images of 32×32 pixels on one core, compiled:"
+    assert title == f"Times for a batch of images of 32×32 pixels on {conditions}, compiled:"
     assert head.split()[:2] == ["network", "MACs"]
     assert re.split("  +", lines[2]) == ["small", "1,000", "0.500", "1.000 ms", "0.250", "nin"]
     assert lines[3:] == [line for line in profile.lines if "sum of layers" not in line] != profile.lines
     assert f"<b>{title[:-1]}</b>" in html
     large = replace(base, name="large", baseline="large", input_size=64)
     html = Profile(conditions, False, [base, large])._repr_html_()
-    assert "<b>Times for a batch of images of 32×32 or 64×64 pixels on one core</b>" in html
+    assert f"<b>Times for a batch of images of 32×32 or 64×64 pixels on {conditions}</b>" in html
     assert [row[:3] for row in Cells(html).rows[:3]] == [
         ["network", "images", "MACs"], ["nin", "32×32", "2,000"], ["large", "64×64", "2,000"],
     ]  # fmt: skip

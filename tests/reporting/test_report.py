@@ -14,6 +14,7 @@ from small_studies import make_finals, make_search
 
 from lrnas.reporting.html import pack
 from lrnas.reporting.report import LIMITS, Report, make_report
+from lrnas.study.levels import keep_open
 from lrnas.study.manifest import StudyError, keep_unreadable
 from lrnas.study.objectives import Limits
 from lrnas.study.study import Study
@@ -135,11 +136,20 @@ def test_a_remark_lists_different_conditions_of_studies(tmp_path: Path, record: 
         ({"data": "ab12+cd34", "data_name": "photos"}, "s: data cifar10; t: data photos (ab12+cd34)"),
         ({"image_size": 31}, "s: image_size 32; t: image_size 31"),
         ({"trainable": "mine:train"}, "s: trained by lrnas; t: trained by mine:train"),
+        ({"start_from": "0123456789"}, "s: starts from random weights; t: starts from 01234567"),
         ({"recipe": before["recipe"] | {"lr": 0.05, "epochs": 2}}, f"s: epochs 9, lr {lr}; t: epochs 2, lr 0.05"),
     ):
         other.manifest = before | change
         remark = make_report([record, other]).remarks()[-1]
         assert "different conditions" in remark and told in remark
+    weights = {"start_from": "0123456789", "settings": {"start_from": "/home/me/tuned.pth"}}
+    other.manifest = before | weights
+    assert make_report([other]).remarks() == ["t: networks start from the trained weights in tuned.pth (01234567)."]
+    keep_open(other.optuna_study, True)
+    assert make_report([other]).remarks()[-1] == (
+        "t: full trainings are not complete: the command that began the search continues them."
+    )
+    keep_open(other.optuna_study, False)
     third, identity = fill(tmp_path, 3, name="u"), {"data": "ab12+cd34"}
     other.manifest = before | identity | {"data_name": "photos"}
     third.manifest = before | identity | {"data_name": "pictures"}

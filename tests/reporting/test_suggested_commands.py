@@ -15,7 +15,7 @@ from lrnas.models.plan import canonical_id
 from lrnas.recipes import get_recipe
 from lrnas.reporting.suggested_commands import retrain_line, shell_lines
 from lrnas.study.location import Whereabouts
-from lrnas.study.manifest import keep_images
+from lrnas.study.manifest import keep_images, keep_limits
 from lrnas.study.study import Study
 from lrnas.training.checkpoint import RECORD
 
@@ -74,6 +74,37 @@ def test_the_command_that_tests_the_front(record: Study) -> None:
     finally:
         record.manifest["data"] = "cifar10"
     assert line is not None and line.line.endswith(' --data "$DATA"') and "DATA is where the images are" in line.title
+
+
+def test_networks_that_start_from_weights_are_trained_from_them_again(record: Study) -> None:
+    record.manifest["start_from"] = "0123456789"
+    try:
+        _, again, full, _ = shell_lines(record, [record.trials[4]], Whereabouts())[0]
+    finally:
+        del record.manifest["start_from"]
+    assert (
+        again.title
+        == "Train it and the reference networks again as the study did, from the same weights, and compare them"
+    )
+    options = make_parser().parse_args(shlex.split(again.line)[1:])
+    assert again.line.startswith("lrnas retrain ") and (options.trials, options.seeds, options.recipe) == (
+        [4],
+        1,
+        "fast",
+    )
+    assert int(options.set["epochs"]) == record.manifest["recipe"]["epochs"]
+    assert full.title.startswith("Train it and the reference networks in full") and full.line.endswith("--seeds 3")
+
+
+def test_after_a_search_with_beat_its_command_trains_other_networks(record: Study) -> None:
+    keep_limits(record.optuna_study, {"beat": 0.6})
+    try:
+        line = retrain_line(record, Whereabouts())
+    finally:
+        keep_limits(record.optuna_study, {})
+    assert line is not None and line.title.startswith(
+        "Train the networks that may beat a reference network and the reference networks in full"
+    )
 
 
 def test_images_whose_place_is_known_need_no_variable(tmp_path: Path) -> None:
