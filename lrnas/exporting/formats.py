@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from lrnas.errors import error_line
 from lrnas.exporting.onnx import ANY_BATCH, INPUT, batch_of_two, make_session, quiet, run_session, to_onnx
 from lrnas.exporting.sample_inputs import Inputs
 from lrnas.exporting.sources import ExportError
+from lrnas.layers.conv import CompositeConv2d, SeparableConv2d
 from lrnas.layers.fold import Folding
 from lrnas.models.count import auxiliary_heads
 from lrnas.models.found import CONFIG, WEIGHTS
@@ -99,8 +100,9 @@ def _write_timm(network: Network, folder: Path, name: str) -> Written:
         config["classifier"] = next(name for name in config["classifier"] if not name.startswith(heads))
     if inputs["input_size"][0] != 3:
         config = {key: value for key, value in config.items() if key not in ("mean", "std", "min_input_size")}
-    elif not is_folded and own.get("first_conv"):
-        config["first_conv"] = own["first_conv"]  # lets timm change the channels, which works only from three
+    elif first := _first_convs(model, own.get("first_conv")):
+        # lets timm change the channels, which works only from three
+        config["first_conv"] = first if len(first) > 1 else first[0]
     content = {
         "architecture": registered or "lrnas",
         "num_classes": model.num_classes,
@@ -117,6 +119,22 @@ def _write_timm(network: Network, folder: Path, name: str) -> Written:
     (folder / WEIGHTS).chmod((folder / CONFIG).stat().st_mode)  # safetensors makes files that only the owner can read
     loaded = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     return _written_module(loaded, lambda device: copy.deepcopy(loaded).to(device))
+
+
+def _first_convs(model: nn.Module, named: str | Sequence[str] | None) -> list[str]:
+    """Paths of the convolutions that read the image: those named or, of a layer of several, all that read its input."""
+    found, modules = [], dict(model.named_modules())
+    paths = [named] if isinstance(named, str) else named or ()
+    # if a layer was folded into one convolution, the parts of it that are named are gone
+    for path in dict.fromkeys(path if path in modules else path.rpartition(".")[0] for path in paths):
+        layer = modules.get(path)
+        if isinstance(layer, CompositeConv2d):
+            found += [f"{path}.{name}" for name, _ in layer.named_children() if name.startswith("conv")]
+        elif isinstance(layer, SeparableConv2d):
+            found.append(f"{path}.{layer.names[0]}")
+        elif layer is not None:
+            found.append(path)
+    return found
 
 
 def _write_onnx(network: Network, folder: Path, name: str) -> Written:

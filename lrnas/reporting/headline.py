@@ -14,11 +14,10 @@ LIMITS = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
 """Shares of the dense network's cost; the most accurate network within each of them is one of the best few."""
 NOISE = {
     "dominated": " The difference is larger than the noise between seeds.",
-    "no difference shown": " The difference is within the noise between seeds.",
     "not reached": " The difference is larger than the noise between seeds.",
     "unknown": " The noise between seeds is not known.",
 }
-"""What a verdict says about the difference between two networks."""
+"""What a verdict says about the difference between two networks, if it shows one or if the noise is not known."""
 
 CHOICE = " Chosen by validation accuracy."
 """How networks were chosen whose test accuracies are shown."""
@@ -133,7 +132,7 @@ def make_headline(study: StudyReport, cost: str, tested: Tested | None = None) -
     else:
         rest = f"; {dense} has {beside.percent}. {images}, {_seeds(best, beside)}{after}."
         if verdict is not None and rival is not None:
-            rest += NOISE[verdict.kind]
+            rest += NOISE.get(verdict.kind) or f" No difference is shown: {verdict.tell_difference()}."
         elif tests:
             rest += CHOICE
     return Headline(claim, best.title, best.trial, rest)

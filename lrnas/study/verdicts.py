@@ -77,11 +77,7 @@ class Verdict:
         remarks = "".join(f"; {remark}" for remark in self.remarks())
         if self.rival is None:
             return f"{self.point}: {self.kind}, {self.why()}{remarks}."
-        assert self.difference is not None
-        numbers = [f"{100 * self.difference:+.2f} points"]
-        if self.interval is not None:
-            low, high = self.interval
-            numbers.append(f"95 % interval {100 * low:+.2f} to {100 * high:+.2f}")
+        numbers = [self.tell_difference()]
         if told := self._p_in_words():
             numbers.append(told)
         is_named = self.rival.known_as is not None and self.rival.trial is not None
@@ -94,6 +90,15 @@ class Verdict:
             "unknown": f"no verdict, {self.why()}; {rival}",
         }
         return f"{self.point}: {links[self.kind]}: {', '.join(numbers)}{remarks}."
+
+    def tell_difference(self) -> str:
+        """The difference to the rival with its interval, in words."""
+        assert self.difference is not None
+        numbers = [f"{100 * self.difference:+.2f} points"]
+        if self.interval is not None:
+            low, high = self.interval
+            numbers.append(f"95 % interval {100 * low:+.2f} to {100 * high:+.2f}")
+        return ", ".join(numbers)
 
     def why(self) -> str:
         """The reason for the kind of verdict, in words."""

@@ -605,3 +605,26 @@ def test_a_loaded_network_says_how_images_are_prepared(tmp_path: Path, caplog: p
     again = lrnas.load_model(tmp_path / "exported")
     assert timm.data.resolve_model_data_config(again) == own | {"input_size": (3, 24, 24)}
     assert again.pretrained_cfg["num_classes"] == 6  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("backbone", "stem", "fuse"),
+    [
+        ("timm:resnet18", Allocation.composite(vertical=0.5, horizontal=0.5, join=1), False),
+        ("timm:resnet18", Allocation.composite(vertical=0.5, horizontal=0.5, join=1), True),
+        ("timm:resnet18", Allocation("separable"), False),
+        ("nin", Allocation.composite(vertical=0.5, horizontal=0.5), True),
+    ],
+)
+def test_timm_can_change_the_channels_of_images(
+    backbone: str, stem: Allocation, fuse: bool, tmp_path: Path, forced: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a grey image, which has the same values in all channels, the exported network computes the same."""
+    model = trained(Architecture(backbone, {"conv1": stem}), in_chans=3)
+    source = write_checkpoint(tmp_path / "run", model, data="cifar10")
+    code, _, err = run(capsys, "export", str(source), "--out", str(tmp_path / "out"), *["--fuse"] * fuse)
+    assert code == 0, err
+    loaded = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True, in_chans=1).eval()
+    grey = torch.randn(2, 1, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(grey), model(grey.expand(-1, 3, -1, -1)), rtol=1e-3, atol=1e-4)

@@ -111,7 +111,7 @@ function drawTestedChart() {
       hoverinfo: "skip", ...ring, ...group });
     every.push(...places);
   });
-  byId("tested").hidden = !every.length;
+  for (const part of ["tested", "tested-caption"]) byId(part).hidden = !every.length;
   if (!every.length) return;
   if (several) traces.push(legendLine("best for the cost shown"), legendKey("front by means", ring));
   byId("tested-costs").textContent = [...new Set(tested.map((one) => ["test accuracy", ...one.costs.map(objectiveLabel)].join(", ")))].join("; ");
