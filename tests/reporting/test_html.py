@@ -421,6 +421,19 @@ def test_several_retrainings_in_a_browser(browser: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_retraining_without_tests_has_no_chart_in_a_browser(browser: Any, tmp_path: Path) -> None:
+    record = fill_study(tmp_path, 5, storage=f"journal:{tmp_path / 'journal'}")
+    retrained = some_finals(record)
+    begun = tuple(replace(final, accuracies=()) for final in retrained.finals)
+    report = make_report([record], retrained=[replace(retrained, finals=begun)])
+    tab = Tab(browser, write(tmp_path / "report.html", report), 1400, 900)
+    tab.see_all()
+    assert tab.page.locator("#tested-title").inner_text() == "Trained again for 160 epochs, not tested yet"
+    assert not tab.page.locator("#tested").is_visible() and not tab.page.locator("#tested-caption").is_visible()
+    assert tab.page.locator("#tested-table").is_visible() and tab.complaints == []
+
+
+@pytest.mark.slow
 def test_tested_networks_open_their_cards_in_a_browser(browser: Any, tmp_path: Path) -> None:
     record = fill_study(tmp_path, 12, storage=f"journal:{tmp_path / 'journal'}")
     found = next(trial for trial in record.trials if trial.number == FOUND)

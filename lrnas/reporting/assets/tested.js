@@ -65,7 +65,8 @@ function sentenceParts(one, { point, rival, trial, sentence }) {
 
 function drawTested() {
   const { tested } = page.data;
-  byId("tested-title").textContent = `Trained again for ${retrainedFor()} and tested`;
+  const isTested = tested.some((one) => one.finals.some((final) => final.mean != null));
+  byId("tested-title").textContent = `Trained again for ${retrainedFor()}${isTested ? " and tested" : ", not tested yet"}`;
   byId("tested-heads").replaceChildren(...tested.map((one) => make("p", {}, one.head)));
   drawTestedChart();
   drawVerdicts();
