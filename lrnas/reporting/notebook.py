@@ -21,7 +21,7 @@ from lrnas.models.plan import TIMM, native_input_size, native_num_classes, resol
 from lrnas.reporting.layer_view import SHADES, Layer, kind_of, lay_out
 from lrnas.spaces.parameters import format_values
 from lrnas.spaces.space import SearchSpace
-from lrnas.study.levels import FULL, SHORT, is_open, level_study, pick_level, read_level, tell_left
+from lrnas.study.levels import FULL, SHORT, is_open, pick_level, read_level, tell_left
 from lrnas.study.manifest import RETRAINS, data_name
 from lrnas.study.retrained import Final, final_front, front_marks, read_retrained
 from lrnas.study.study import STATUSES, ImageShape, Study, Trial, Trials
@@ -143,11 +143,7 @@ def _(study: Study) -> str:
         ", ".join(f"{number} {STATUSES.get(status, status)}" for status, number in summary.counts.items()) or "none yet"
     )
     goals = ", ".join(objective.name for objective in study.objectives)
-    level_runs = None if "@" in study.name else level_study(study, FULL)
-    unfinished = [] if level_runs is None else [run for run in level_runs.trials if not run.state.is_finished()]
-    unfinished = [run for run in unfinished if not study.limits.excess(run.user_attrs)]
     state = "; full trainings are not complete" if is_open(study) else ""
-    state = f"; not complete, full trainings that are not done: {len(unfinished)}" if unfinished else state
     state = "; interrupted, not complete: the same call continues it" if study.interrupted else state
     about = f"{study.manifest['source']} on {data_name(study.manifest)}, {goals}; trials: {counts}{state}"
     level = pick_level(study)

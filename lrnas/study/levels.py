@@ -30,7 +30,7 @@ SHORT, LONGER, FULL = LEVELS = ("short", "longer", "full")
 SUFFIXES = dict(zip((LONGER, FULL), LEVEL_FOLDERS, strict=True))
 """Names after the @ of the studies of the later levels."""
 OPEN = "full_trainings_open"
-"""Attribute of a search: whether it was ended before all full trainings that it had to do."""
+"""Attribute of a search: whether it has full trainings to do, or may have some."""
 NOT_DONE = "Full trainings are not complete: the command that began the search continues them."
 """A sentence about such a search."""
 
@@ -162,13 +162,13 @@ def tell_left(search: Study, finals: Sequence[Final]) -> str:
 
 
 def keep_open(search: optuna.Study, is_open: bool) -> None:
-    """Write whether a search has full trainings to do, or may have some."""
+    """Write whether a search is open."""
     if search.user_attrs.get(OPEN, False) != is_open:
         search.set_user_attr(OPEN, is_open)
 
 
 def is_open(search: Study) -> bool:
-    """Whether a search was ended before all full trainings that it had to do."""
+    """Whether a search goes on, or was ended, before it had done all of its full trainings."""
     return bool(search.optuna_study.user_attrs.get(OPEN, False))
 
 

@@ -9,7 +9,7 @@ from optuna.trial import FrozenTrial, TrialState
 from searches import Search, read_front
 
 from lrnas.exporting.sources import find_source
-from lrnas.study.levels import compare_with_references, read_level
+from lrnas.study.levels import compare_with_references, is_open, read_level
 from lrnas.study.open import open_study
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_processes_left")]
@@ -57,6 +57,7 @@ def test_killed_finals_continue(tmp_path: Path) -> None:
     first.kill()
     before = {run.number: run for run in runs(tmp_path)}
     (begun,) = (run for run in before.values() if run.state == TrialState.RUNNING)
+    assert is_open(open_study("s", studies=tmp_path / "studies"))
 
     log = Search(tmp_path, *OPTIONS, *FINALS).end()
     after = {run.number: run for run in runs(tmp_path)}
@@ -67,6 +68,7 @@ def test_killed_finals_continue(tmp_path: Path) -> None:
     assert len(set(keys)) == len(keys) and {seed for _, seed in keys} == {1000, 1001}
 
     study = open_study("s", studies=tmp_path / "studies")
+    assert not is_open(study)
     finals = {final.name: final for final in read_level(study)}
     assert finals["quarter"].seeds == (1000, 1001) and finals["quarter"].point == "quarter"
     (outcome,) = compare_with_references(list(finals.values()), study.beat)
