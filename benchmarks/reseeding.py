@@ -3,8 +3,9 @@
     python benchmarks/reseeding.py nin-deep-cifar10 --studies FOLDER
 
 For every seed of a retraining, the networks of that seed give two fronts: of the networks that were found, and of the
-paper's. The hypervolume of a front is the mean, over all costs from zero to the baseline's MACs, of the best test
-accuracy that can be had for that cost; it is 0 where no network is cheap enough.
+paper's. The hypervolume of a front is the mean, over all costs from zero to the baseline's, of the best test accuracy
+that can be had for that cost; it is 0 where no network is cheap enough. The cost is the first one that was an objective
+of the search.
 """
 
 from __future__ import annotations
@@ -33,14 +34,17 @@ def main() -> None:
     options = parser.parse_args()
     study = open_study(options.study, studies=options.studies)
     finals = read_retraining(study)
-    most = next(final.macs for final in finals if final.point == study.baseline)
+    cost = study.costs[0]
+    most = next(final.known_costs[cost] for final in finals if final.point == study.baseline)
     volumes: dict[bool, list[float]] = {}
     for is_reference in (False, True):
         chosen = [final for final in finals if (final.point is not None) == is_reference]
         by_seed = [dict(zip(final.seeds, final.accuracies, strict=True)) for final in chosen]
         seeds = sorted(set.intersection(*(set(own) for own in by_seed)))
         volumes[is_reference] = [
-            hypervolume((final.macs / most, 100 * own[seed]) for final, own in zip(chosen, by_seed, strict=True))
+            hypervolume(
+                (final.known_costs[cost] / most, 100 * own[seed]) for final, own in zip(chosen, by_seed, strict=True)
+            )
             for seed in seeds
         ]
         found = volumes[is_reference]
