@@ -8,6 +8,7 @@ from statistics import stdev
 import pytest
 
 from lrnas import judge, open_study, read_retraining
+from lrnas.study.retrained import COST_WORDS
 
 ROOT = Path(__file__).parents[1]
 STUDIES = sorted(file.parent for file in (ROOT / "results" / "studies").glob("*/study.db.xz"))
@@ -27,15 +28,22 @@ def test_a_kept_study(folder: Path, tmp_path: Path) -> None:
     assert [(verdict.point, verdict.kind) for verdict in judge(finals)] == [
         (verdict["point"], verdict["verdict"]) for verdict in kept["verdicts"]
     ]
+    baseline = next(final for final in finals if final.point == study.baseline)
     for final in finals:
         name, n = final.point or f"trial {final.trial}", len(final.accuracies)
-        share = final.macs / next(other.macs for other in finals if other.point == study.baseline)
+        share = f"{final.macs / baseline.macs:.2f}"
         accuracy = f"{100 * final.mean:.2f} ± {100 * stdev(final.accuracies):.2f} %"
-        assert f"| {name} | {final.macs:,} | {share:.2f} | {final.params:,} | {accuracy} | {n} |" in FINDINGS, name
+        if final.latency is None or baseline.latency is None:
+            row = f"| {name} | {final.macs:,} | {share} | {final.params:,} | {accuracy} | {n} |"
+        else:
+            time = f"{final.latency:.3f} ms | {final.latency / baseline.latency:.2f}"
+            row = f"| {name} | {time} | {final.macs:,} | {share} | {accuracy} | {n} |"
+        assert row in FINDINGS
     for verdict in judge(finals):
-        assert verdict.interval is not None and verdict.share is not None
+        assert verdict.interval is not None
         low, high = (f"{100 * end:+.2f}".replace("-", "−") for end in verdict.interval)
-        told = f"at {verdict.share:.2f} of its MACs: {100 * (verdict.difference or 0):+.2f} points"
+        ((cost, part),) = verdict.shares.items()
+        told = f"at {part:.2f} of its {COST_WORDS[cost]}: {100 * (verdict.difference or 0):+.2f} points"
         assert told in FINDINGS and f"{low} to {high}" in FINDINGS, verdict.point
 
 
@@ -60,9 +68,9 @@ def test_networks_trained_with_the_recipe_of_the_paper(tmp_path: Path) -> None:
 def test_the_headline_of_the_readme() -> None:
     """Its numbers are those of the kept studies."""
     readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    vgg, nin, googlenet = (
-        json.loads((ROOT / "results" / "studies" / f"{name}-cifar10" / "retrained.json").read_text("utf-8"))
-        for name in ("vgg-deep", "nin-deep", "googlenet-deep")
+    vgg, nin, googlenet, fast = (
+        json.loads((ROOT / "results" / "studies" / name / "retrained.json").read_text("utf-8"))
+        for name in ("vgg-deep-cifar10", "nin-deep-cifar10", "googlenet-deep-cifar10", "nin-deep-latency")
     )
     networks = vgg["networks"]
     found = min((network for network in networks if network["point"] is None), key=lambda network: network["macs"])
@@ -81,5 +89,9 @@ def test_the_headline_of_the_readme() -> None:
         assert {verdict["verdict"] for verdict in study["verdicts"]} == {"dominated"}
         assert max(verdict["share"] for verdict in study["verdicts"]) < 0.6
     assert "are each beaten beyond noise by a network with less than 60 % of its MACs" in readme
+    shares = sorted(verdict["shares"]["latency"] for verdict in fast["verdicts"] if verdict["verdict"] == "dominated")
+    assert (
+        len(shares) == 3 and f"by one with {100 * shares[0]:.0f} to {100 * shares[-1]:.0f} % of their latency" in readme
+    )
     drawn = [sum((network["point"] is None) is is_found for network in networks) for is_found in (True, False)]
     assert drawn == [2, 6] and "two networks that lrnas found, and six of the paper's VGGs" in readme
