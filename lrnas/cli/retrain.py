@@ -137,6 +137,8 @@ def _print_plan(plan: RetrainingPlan) -> None:
         table.add_row(*row)
     console.print(table)
     console.print(plan.time)
+    if plan.unfinished:
+        console.print(f"{plan.unfinished}.", soft_wrap=True)
     console.print("Nothing was written. Without --dry-run, the same command starts the retraining.")
 
 

@@ -91,7 +91,8 @@ def _search(options: argparse.Namespace) -> int:
         found = estimate(settings)
         print_result(options, found.to_dict, lambda: print_estimate(found))
         return 0
-    from lrnas.study.levels import pick_level  # with Optuna
+    from lrnas.reporting.suggested_commands import retrain_line
+    from lrnas.study.levels import pick_level, tell_unfinished  # with Optuna
 
     study = search(settings)
     level = pick_level(study)
@@ -106,6 +107,9 @@ def _search(options: argparse.Namespace) -> int:
         console.print(f"Written: {', '.join(map(str, files))}")
         console.print(f"Look again: {again}", soft_wrap=True)
         console.print(f"Continue:   the same command{more}")
+        test = retrain_line(study, study.where)
+        if test is not None and not tell_unfinished(study):
+            console.print(f"Test:       {test.line}", soft_wrap=True)
     return exit_code(study.interrupted)
 
 

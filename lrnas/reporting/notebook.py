@@ -106,7 +106,8 @@ def _estimate(estimate: Estimate) -> str:
 
 def _retraining_plan(plan: RetrainingPlan) -> str:
     head, *rows = plan.table()
-    return f"{_title(plan.title)}{_table(head, rows)}<p>{escape(plan.time)}</p>"
+    unfinished = f"<p>{escape(plan.unfinished)}.</p>" if plan.unfinished else ""
+    return f"{_title(plan.title)}{_table(head, rows)}<p>{escape(plan.time)}</p>{unfinished}"
 
 
 def _export(export: Export) -> str:

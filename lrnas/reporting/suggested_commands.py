@@ -13,8 +13,9 @@ from lrnas.data.names import SETS
 from lrnas.models.plan import has_norms
 from lrnas.recipes import get_recipe
 from lrnas.study.folder import trial_folder, trials_folder
+from lrnas.study.levels import FULL, level_study
 from lrnas.study.location import Whereabouts
-from lrnas.study.manifest import START
+from lrnas.study.manifest import START, read_manifest
 from lrnas.study.study import Study, Trial
 
 CHECKPOINT = "checkpoint.json"
@@ -47,6 +48,7 @@ def shell_lines(study: Study, trials: Iterable[Trial], where: Whereabouts) -> li
     data, file_name = manifest["data"], _file_name(study.name)
     images = f"--data {data}" if data in SETS else f'--data "$DATA" --image-size {manifest["image_size"]}'
     option, hint, beside = _retrain_parts(study)
+    as_finals = _epochs_option(study)
     compare = ", and compare them" if beside else ", and test it"
     has_own_code = manifest.get("trainable") is not None  # then only a search can train its networks
     recipe = "" if has_own_code else _recipe_options(manifest)
@@ -65,7 +67,9 @@ def shell_lines(study: Study, trials: Iterable[Trial], where: Whereabouts) -> li
             title = f"Train it again as the study did, and test it{where_images}"
             yield ShellLine(title, f"lrnas reproduce {file} {images} {recipe}")
         if not has_own_code:
-            yield ShellLine(f"Train it{beside} in full, over three seeds{compare}{hint}", f"{again} --seeds 3")
+            yield ShellLine(
+                f"Train it{beside} in full, over three seeds{compare}{hint}", f"{again}{as_finals} --seeds 3"
+            )
         if ":" in study.name:  # `lrnas export` would read a part of it as the number of a trial
             return
         export = f"lrnas export {shlex.quote(f'{study.name}:{trial.number}')}{options}"
@@ -91,7 +95,7 @@ def retrain_line(study: Study, where: Whereabouts) -> ShellLine | None:
     if study.manifest.get("trainable") is not None:
         return None
     option, hint, beside = _retrain_parts(study)
-    line = f"lrnas retrain {shlex.quote(study.name)}{where.options()}{option}"
+    line = f"{where.command('retrain', study.name)}{option}{_epochs_option(study)}"
     chosen = "its front" if study.beat is None else "the networks that may beat a reference network"
     return ShellLine(f"Train {chosen}{beside} in full, over three seeds, and test them{hint}", line)
 
@@ -110,12 +114,27 @@ def _retrain_parts(study: Study) -> tuple[str, str, str]:
     return option, hint, " and the reference networks" if manifest["space"]["points"] else ""
 
 
-def _recipe_options(manifest: Mapping[str, Any]) -> str:
-    """Options for the study's recipe, as changes to the recipe `fast`."""
-    space = manifest["space"]
+def _epochs_option(study: Study) -> str:
+    """The option with which a retraining has as many epochs as the finals; empty if it has so many without."""
+    finals = level_study(study, FULL)
+    recipe = study.manifest["recipe"] if finals is None else read_manifest(finals)["recipe"]
+    if recipe == study.manifest["recipe"]:  # no finals, or as the short trainings: not the recipe `full`
+        return ""
+    epochs = recipe["epochs"]
+    return "" if epochs == _usual_recipe(study.manifest, "full")["epochs"] else f" --epochs {epochs}"
+
+
+def _usual_recipe(manifest: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A recipe for the networks of a study, as it is for many images."""
+    space, size = manifest["space"], manifest["image_size"]
     backbone = space["choices"]["backbone"][0]
     norms = has_norms(backbone, space["batch_norm"])
-    fast = get_recipe("fast", backbone, manifest["image_size"], sys.maxsize, norms=norms).to_dict()
+    return get_recipe(name, backbone, size, sys.maxsize, norms=norms).to_dict()
+
+
+def _recipe_options(manifest: Mapping[str, Any]) -> str:
+    """Options for the study's recipe, as changes to the recipe `fast`."""
+    fast = _usual_recipe(manifest, "fast")
     always = ("batch_size", "lr")  # in `fast`, they depend on the number of images
     changes = {key: value for key, value in manifest["recipe"].items() if value != fast[key] or key in always}
     texts = {key: str(value).lower() if isinstance(value, bool) else value for key, value in changes.items()}

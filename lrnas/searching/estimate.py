@@ -183,10 +183,11 @@ class Estimate(NotebookView):
             gpus = f" on {number} GPU{'s' * (number > 1)}" if number else ""
             found.append(f"Time{gpus}: about {duration(seconds)}")
         packing = f", {duration(self.packing_seconds)} of it for packing" if self.packing_seconds else ""
-        hours = f"{float(f'{self.device_hours:.2g}'):,.10g}"  # without a power of ten
+        hours = f"about {float(f'{self.device_hours:.2g}'):,.10g}"  # without a power of ten
+        hours = hours if self.device_hours >= 0.001 else "less than 0.001"
         of_what = " (the sum of the training times, without the time that other programs take)"
         kind, of_what = ("GPU", "") if self.device == "cuda" else ("CPU", of_what)
-        found.append(f"{kind}-hours: about {hours}{packing}{of_what}")
+        found.append(f"{kind}-hours: {hours}{packing}{of_what}")
         if self.gpu_memory is not None:
             images = f", and {file_size(self.image_memory)} for the images" if self.image_memory else ""
             found.append(f"GPU memory: about {file_size(self.gpu_memory)} for each network in training{images}")

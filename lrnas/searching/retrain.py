@@ -42,7 +42,15 @@ from lrnas.searching.setup import read_start, tell_few_images
 from lrnas.searching.trials_per_gpu import Measurement, share_gpus
 from lrnas.study.folder import LEVEL_FOLDERS, create_optuna_study, trials_folder
 from lrnas.study.ledger import Ledger
-from lrnas.study.levels import FULL, LONGER, compare_with_references, level_study, read_level, read_short
+from lrnas.study.levels import (
+    FULL,
+    LONGER,
+    compare_with_references,
+    level_study,
+    read_level,
+    read_short,
+    tell_unfinished,
+)
 from lrnas.study.manifest import (
     RETRAINS,
     SETTINGS,
@@ -141,6 +149,8 @@ def retrain(
         networks = _choose(search, trials, front, points)
         training = _Training(search, data, data_dir, recipe, given, image_memory, pack)
         retraining = _open(search, training)
+        if unfinished := _tell_unfinished(search, trials, front):
+            logger.warning(unfinished)
         keep_images(retraining.study.optuna_study, training.named, training.data_dir)
         folder = trials_folder(search.where.folder, retraining.study.name)
         costs: dict[str, Costs] = {network.identity: training.cost(network.architecture) for network in networks}
@@ -153,6 +163,9 @@ def retrain(
         view.started(retraining, budget)
         for remark in training.remarks:
             logger.info(remark)
+        plan = _plan(search, networks, training, retraining.study.optuna_study, _seeds(search, seeds))
+        if plan.left and plan.seconds is not None:
+            logger.info(plan.time)
         if number := sum(network.point is not None for network in networks):
             one, it = ("is a reference network", "it") if number == 1 else ("are reference networks", "them")
             logger.info(f"{number} of the {len(networks)} networks {one}; --no-points leaves {it} out")
@@ -210,6 +223,8 @@ class RetrainingPlan(NotebookView):
     """Time in which all runs would be trained, with Ray running; None if too little was measured to know."""
     larger: int = 0
     """Number of networks to train that have more MACs than all that were trained so far: `seconds` may be too low."""
+    unfinished: str = ""
+    """What the search itself has still to do, in words, if its front is trained; empty if it is complete."""
 
     @property
     def done(self) -> int:
@@ -302,28 +317,41 @@ def plan_retraining(
         search = open_search(study, storage=storage, studies=studies)
         networks = _choose(search, trials, front, points)
         training = _Training(search, data, data_dir, recipe, given)
-    name = f"{search.name}@{training.label}"
     existing = None
     if training.label in retrained_recipes(search):
+        name = f"{search.name}@{training.label}"
         existing = optuna.load_study(study_name=name, storage=storage_of(search.optuna_study))
         check_manifest(existing, training.manifest(search), ADVICE)
+    unfinished = _tell_unfinished(search, trials, front)
+    return _plan(search, networks, training, existing, _seeds(search, seeds), unfinished)
+
+
+def _plan(
+    search: Study,
+    networks: Sequence[Chosen],
+    training: _Training,
+    existing: optuna.Study | None,
+    seeds: range,
+    unfinished: str = "",
+) -> RetrainingPlan:
+    """What is left of a retraining, which may exist already, and how long that would take."""
     runs = {} if existing is None else counting_runs(existing.get_trials(deepcopy=False))
-    wanted = _seeds(search, seeds)
     planned, left = [], []
     for network in networks:
         cost = training.cost(network.architecture)
-        own = [runs.get((network.identity, seed)) for seed in wanted]
+        own = [runs.get((network.identity, seed)) for seed in seeds]
         to_train = [run for run in own if run is None or not is_done(run)]
         begun = [0 if run is None else run.user_attrs.get("epochs", 0) for run in to_train]
         left += [Work(cost["macs"], training.recipe.epochs - number) for number in begun]
         shown = network.point or search.uniform_names.get(network.identity) or network.identity
-        planned.append(PlannedNetwork(shown, network.trial, **cost, done=seeds - len(begun), left=len(begun)))
+        planned.append(PlannedNetwork(shown, network.trial, **cost, done=len(seeds) - len(begun), left=len(begun)))
     sources = [existing, level_study(search, FULL), level_study(search, LONGER), search.optuna_study]
     measured = [trial for source in sources if source is not None for trial in source.get_trials(deepcopy=False)]
     seconds = _time_for(left, measured)
     known = max((trial.user_attrs["macs"] for trial in measured if trial.user_attrs.get("epochs")), default=0)
     larger = sum(network.left > 0 and network.macs > known for network in planned)
-    return RetrainingPlan(name, tuple(planned), tuple(wanted), training.recipe.epochs, seconds, larger)
+    name = f"{search.name}@{training.label}"
+    return RetrainingPlan(name, tuple(planned), tuple(seeds), training.recipe.epochs, seconds, larger, unfinished)
 
 
 def _time_for(left: Sequence[Work], measured: Sequence[FrozenTrial]) -> float | None:
@@ -359,9 +387,19 @@ def _open(search: Study, training: _Training) -> Runs:
     return Runs(Ledger(Study(name, optuna_study, RETRAINED, manifest, search.where)))
 
 
+def _wants_best(trials: Sequence[int | Trial], front: bool | None) -> bool:
+    """Whether the best networks of the search are to be trained."""
+    return not trials if front is None else front
+
+
+def _tell_unfinished(search: Study, trials: Sequence[int | Trial], front: bool | None) -> str:
+    """What the search has still to do, in words, if its best networks are to be trained; empty if it is complete."""
+    return tell_unfinished(search) if _wants_best(trials, front) else ""
+
+
 def _choose(search: Study, trials: Sequence[int | Trial], front: bool | None, points: bool) -> list[Chosen]:
     """The networks to train, each once, with all its names; reference networks first."""
-    wants_best = not trials if front is None else front
+    wants_best = _wants_best(trials, front)
     name, manifest = search.name, search.manifest
     command = search.where.front(name)
     if manifest.get("trainable") is not None:

@@ -172,6 +172,18 @@ def is_open(search: Study) -> bool:
     return bool(search.optuna_study.user_attrs.get(OPEN, False))
 
 
+def tell_unfinished(search: Study) -> str:
+    """That a search has trials or full trainings to do, in words; empty if it has none."""
+    done, budget = search.spent() - search.running(), search.budget
+    if done < budget:
+        what = f"{done} of its {budget} trials are done"
+    elif is_open(search):
+        what = "some of its full trainings are not done"
+    else:
+        return ""
+    return f"{search.name} is not complete, {what}: the command that began it continues it, and its front may change"
+
+
 def some_within(some: int, number: int, all_of_them: int) -> str:
     """Some of the networks within the limits in words, which say so if others are beyond them."""
     return some_of(some, number) + " within the limits" * (number < all_of_them)

@@ -275,7 +275,9 @@ def test_suggested_commands_name_the_folder_of_the_study(
 ) -> None:
     monkeypatch.setattr("lrnas.searching.search.search", lambda *_, **__: make_proposals(studies / "s").study)
     assert main(["search", "--space", "nin", "--budget", "5", "--studies", str(studies)]) == 0
-    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Look again: "))
+    lines = capsys.readouterr().out.splitlines()
+    assert f"Test:       lrnas retrain s --studies {shlex.quote(str(studies))}" in lines
+    (line,) = (line for line in lines if line.startswith("Look again: "))
     program, *arguments = shlex.split(line.removeprefix("Look again: "))
     assert (program, main(arguments)) == ("lrnas", 0) and "nin-c3-lr" in capsys.readouterr().out
     assert Whereabouts().command("front", "my study") == "lrnas front 'my study'"

@@ -316,6 +316,7 @@ def test_an_estimate_shows_what_the_command_shows(capsys: pytest.CaptureFixture[
     assert rows[3] == ["short", "4", "4", "3", "64", "1 min 30 s"]
     assert "Named networks of the space nin (3 parameters, 9 points), which come first" in html
     assert "CPU-hours: about 360, 5 s of it for packing (the sum of" in str(replace(estimate, device_hours=357.4))
+    assert "CPU-hours: less than 0.001, 5 s" in str(replace(estimate, device_hours=7.3e-5))
     print_estimate(estimate)
     printed = capsys.readouterr().out.splitlines()
     for line in (

@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 from filled_studies import SIZE, fill_study
+from small_studies import LEVELS, make_search
 
 from lrnas.arch.architecture import Architecture
 from lrnas.cli.main import make_parser
 from lrnas.data.catalog import load_set
 from lrnas.models.plan import canonical_id
-from lrnas.recipes import get_recipe
+from lrnas.recipes import Recipe, get_recipe
 from lrnas.reporting.suggested_commands import retrain_line, shell_lines
+from lrnas.searching.finals import open_levels
+from lrnas.study.levels import Level
 from lrnas.study.location import Whereabouts
 from lrnas.study.manifest import keep_images, keep_limits
 from lrnas.study.study import Study
@@ -74,6 +77,17 @@ def test_the_command_that_tests_the_front(record: Study) -> None:
     finally:
         record.manifest["data"] = "cifar10"
     assert line is not None and line.line.endswith(' --data "$DATA"') and "DATA is where the images are" in line.title
+
+
+@pytest.mark.parametrize(("epochs", "option"), [(9, " --epochs 9"), (40, ""), (None, "")])
+def test_networks_are_tested_after_as_many_epochs_as_in_the_finals(epochs: int | None, option: str) -> None:
+    """The recipe `full` has 40 epochs, and a search without finals has no others to compare with."""
+    search = make_search()
+    if epochs is not None:
+        open_levels(search, {"short": LEVELS["short"], "full": Level("full", Recipe(epochs=epochs), (1000,))})
+    line = retrain_line(search, search.where)
+    assert line is not None and line.line == f"lrnas retrain s{option}"
+    assert shell_lines(search, search.trials, search.where)[0][2].line.endswith(f"{option} --seeds 3")
 
 
 def test_networks_that_start_from_weights_are_trained_from_them_again(record: Study) -> None:

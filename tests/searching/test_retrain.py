@@ -36,7 +36,8 @@ from lrnas.searching.setup import tell_few_images
 from lrnas.spaces.space import load_space
 from lrnas.study.folder import trial_folder, trials_folder
 from lrnas.study.ledger import MOST_LOSSES
-from lrnas.study.manifest import StudyError, keep_images, keep_limits
+from lrnas.study.levels import keep_open
+from lrnas.study.manifest import BUDGET, StudyError, keep_images, keep_limits
 from lrnas.study.objectives import InvalidObjectives, UnknownName, pick_objectives
 from lrnas.study.open import open_search, open_study
 from lrnas.study.retrained import read_retrained, read_retraining, retrained_recipes
@@ -812,6 +813,20 @@ def test_a_dry_run_says_what_would_be_trained_and_writes_nothing(
     study.manifest["space"] = {**study.manifest["space"], "batch_norm": None}
     with pytest.raises(StudyError, match="s@fast was begun with other settings"):
         plan_retraining(study, recipe="fast")
+
+
+def test_a_search_that_is_not_complete_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its front may change, so long trainings of it may be for nothing."""
+    study = make_search(tmp_path / "s")
+    assert plan_retraining(study).unfinished == ""
+    keep_open(study.optuna_study, is_open=True)
+    assert plan_retraining(study).unfinished.startswith("s is not complete, some of its full trainings are not done: ")
+    study.optuna_study.set_user_attr(BUDGET, 9)
+    told = "s is not complete, 4 of its 9 trials are done: the command that began it continues it, and its front may"
+    assert plan_retraining(study).unfinished.startswith(told)
+    assert plan_retraining(study, trials=[1]).unfinished == ""  # chosen by the user
+    assert main(["retrain", "s", "--dry-run", "--studies", str(tmp_path)]) == 0
+    assert told in capsys.readouterr().out and told in plan_retraining(study)._repr_html_()
 
 
 @pytest.mark.parametrize(
