@@ -44,6 +44,7 @@ from lrnas.data.in_memory import DataSet, Evaluation
 from lrnas.data.names import PACKS
 from lrnas.data.packed import PackedSet
 from lrnas.data.sources import read_pixels_quickly, read_rgb
+from lrnas.layers.layout import fastest_layout
 from lrnas.recipes import Recipe, get_recipe
 from lrnas.training.loop import train
 from lrnas.training.provenance import provenance
@@ -164,8 +165,7 @@ class _StaticBatch:
         self.steps = len(data.train) // self.batch_size
         on_gpu = device.type == "cuda"
         images = torch.randn(self.batch_size, 3, data.image_size, data.image_size, device=device)
-        layout = torch.channels_last if on_gpu else torch.contiguous_format
-        self.images = images.to(torch.bfloat16 if on_gpu else torch.float32, memory_format=layout)
+        self.images = images.to(torch.bfloat16 if on_gpu else torch.float32, memory_format=fastest_layout(device))
         self.crop = data.image_size
         self.labels = torch.randint(CLASSES, (self.batch_size,), device=device)
         self.places = torch.arange(self.steps * self.batch_size, device=device)[None]

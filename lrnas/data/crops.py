@@ -24,6 +24,7 @@ from torch import Tensor
 
 from lrnas.data.splits import Indices
 from lrnas.layers.kernels import available
+from lrnas.layers.layout import fastest_layout
 
 ATTEMPTS = 10
 """Number of random boxes that are tried for an image before its middle is taken, as in torchvision and timm."""
@@ -166,8 +167,7 @@ def normalise(batch: Tensor, shift: Tensor, scale: Tensor, dtype: torch.dtype) -
 
 def channels_first(pixels: Tensor) -> Tensor:
     """Return pixels [batch, rows, columns, channels] as a network's input."""
-    pixels = pixels.permute(0, 3, 1, 2)
-    return pixels if pixels.device.type == "cuda" else pixels.contiguous()  # a GPU keeps channels last in memory
+    return pixels.permute(0, 3, 1, 2).contiguous(memory_format=fastest_layout(pixels.device))
 
 
 def _interpolate(where: Tensor, length: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:

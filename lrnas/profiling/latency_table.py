@@ -32,6 +32,7 @@ from lrnas import __version__, _quantities
 from lrnas.arch.architecture import Architecture, Mix
 from lrnas.arch.backbone_shapes import Step
 from lrnas.errors import LrnasError
+from lrnas.layers.layout import fastest_layout
 from lrnas.models.plan import TIMM, built_id, make_plan
 from lrnas.profiling.step_modules import Setting, layer_call, network_call, steps_of
 from lrnas.profiling.timing import Call, measure
@@ -74,7 +75,7 @@ class Conditions:
     kernels: bool
     """Whether the fused kernels may be used."""
     versions: str
-    """Versions of PyTorch and lrnas."""
+    """Versions of PyTorch and lrnas; on a CPU also the layout of maps, if it is not PyTorch's."""
 
     @classmethod
     def here(cls, device: torch.device, batch: int, dtype: str | None = None, threads: int | None = None) -> Conditions:
@@ -97,7 +98,8 @@ class Conditions:
         hardware = torch.cuda.get_device_name(device) if on_gpu else _processor()
         threads = 0 if on_gpu else threads or torch.get_num_threads()
         kernels = on_gpu and os.environ.get("LRNAS_KERNELS") != "off"
-        versions = f"torch {torch.__version__}{library}, lrnas {__version__}"
+        layout = ", channels last" if not on_gpu and fastest_layout(device) == torch.channels_last else ""
+        versions = f"torch {torch.__version__}{library}, lrnas {__version__}{layout}"
         return cls(device.type, hardware, dtype, batch, threads, kernels, versions)
 
     def to_dict(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from lrnas.arch.backbone_shapes import PlannedConv, Step
 from lrnas.arch.cost import mix_cost
 from lrnas.layers.accelerate import fused
 from lrnas.layers.conv import make_conv
+from lrnas.layers.layout import fastest_layout
 from lrnas.models.build import create_model
 from lrnas.models.plan import make_plan, trace_of
 from lrnas.profiling.timing import Call
@@ -39,7 +40,7 @@ class Setting:
     @property
     def layout(self) -> torch.memory_format:
         """The memory layout that is fastest on the device, as in training."""
-        return torch.channels_last if self.device.type == "cuda" else torch.contiguous_format
+        return fastest_layout(self.device)
 
     def input(self, shape: tuple[int, ...]) -> Tensor:
         """A random batch of inputs with a given shape, without the dimension of the batch."""

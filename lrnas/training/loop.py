@@ -24,6 +24,7 @@ from lrnas._distributed import rank, world_size
 from lrnas.data.in_memory import Batches, DataSet, Evaluation, epoch_generator
 from lrnas.errors import error_line
 from lrnas.layers.kernels import available
+from lrnas.layers.layout import fastest_layout
 from lrnas.recipes import Recipe
 from lrnas.training.checkpoint import (
     DamagedCheckpoint,
@@ -179,8 +180,7 @@ def train(
 
 def move_model(model: nn.Module, device: torch.device) -> None:
     """Move a model to a device, in the memory layout that is fastest there."""
-    layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
-    model.to(device, memory_format=layout)  # type: ignore[call-overload]
+    model.to(device, memory_format=fastest_layout(device))  # type: ignore[call-overload]
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe, device: torch.device) -> torch.optim.SGD:
