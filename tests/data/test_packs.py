@@ -239,7 +239,7 @@ def wait_for_lines(cache: Path, number: int) -> Path:
     raise TimeoutError
 
 
-@pytest.mark.parametrize("kind", PACKS)
+@pytest.mark.parametrize("kind", ["pixels", pytest.param("jpeg", marks=pytest.mark.slow)])
 def test_a_killed_packing_goes_on(
     kind: str, pictures: Path, tmp_path: Path, small_blocks: None, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -423,7 +423,7 @@ except DataError as error:
 """
 
 
-@pytest.mark.parametrize("kind", PACKS)
+@pytest.mark.parametrize("kind", ["pixels", pytest.param("jpeg", marks=pytest.mark.slow)])
 def test_a_disk_that_becomes_full_is_one_line(kind: str, pictures: Path, tmp_path: Path, small_blocks: None) -> None:
     """A file system of 24 KB is full before the pack is complete; with more room, the packing goes on."""
     disk = tmp_path / "disk"

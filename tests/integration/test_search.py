@@ -19,7 +19,6 @@ from lrnas.study.open import open_study
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_processes_left")]
 
 
-@pytest.mark.ci
 def test_a_killed_search_continues(tmp_path: Path) -> None:
     """No finished trial is trained again, none stays RUNNING, unfinished ones continue from their checkpoints."""
     first = Search(tmp_path, "--budget", "3", *SMALL)

@@ -27,7 +27,7 @@ def facts(cost: Cost) -> Counter[tuple[object, ...]]:
 
 
 @given(architectures(), st.sampled_from((64, 97, 224)))
-@settings(max_examples=80)
+@settings(max_examples=40)
 def test_closed_form_is_the_built_model_layer_by_layer(architecture: Architecture, size: int) -> None:
     plan = make_plan(architecture, size, 10)
     model = create_model(architecture, 10, device="meta", **without_heads(architecture))

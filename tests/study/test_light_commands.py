@@ -23,7 +23,7 @@ print(json.dumps([code, found]), file=sys.stderr)
 @pytest.fixture(scope="module")
 def studies(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("studies")
-    fill_study(folder, 200)
+    fill_study(folder, 30)
     return folder
 
 

@@ -27,7 +27,7 @@ def add_trials(study: Study) -> None:
 
 @pytest.mark.parametrize("objectives", ["accuracy,macs", "accuracy,macs,params"])
 def test_the_short_summary_says_the_same_about_fewer_trials(objectives: str, tmp_path: Path) -> None:
-    study = fill_study(tmp_path, 100, objectives=objectives)
+    study = fill_study(tmp_path, 50, objectives=objectives)
     if objectives == "accuracy,macs":
         add_trials(study)
     whole, short = (open_study("s", studies=tmp_path) for _ in range(2))
@@ -51,6 +51,6 @@ def test_a_later_level_is_read_whole(tmp_path: Path) -> None:
 
 def test_a_front_with_more_trials_than_one_query_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lrnas.study.optuna_internals.MAX_LISTED", 3)
-    study = fill_study(tmp_path, 60)
+    study = fill_study(tmp_path, 30)
     short = study.short_summary()
     assert len(short.trials) > 6 and short.front == study.summary().front
