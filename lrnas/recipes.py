@@ -20,6 +20,8 @@ from lrnas.errors import LrnasError, UnknownName, closest
 
 Schedule = Literal["paper", "polynomial", "one_cycle"]
 RECIPES = ("paper", "fast", "full")
+SMALLEST_BATCH = 8
+"""Smallest batch that is chosen. Smaller ones train worse, above all with batch norm."""
 EARLY_SHARE = 0.75
 """Share of the epochs with crops of `early_crop`, rounded; the last epoch never has them."""
 OTHER_NAMES = {"learning_rate": "lr", "wd": "weight_decay", "batch": "batch_size", "dropout": "drop_rate"}
@@ -56,7 +58,7 @@ class Recipe:
     epochs: int = 20
     """Largest number of passes over the training images."""
     batch_size: int = 128
-    """Images per step; unless it is set, small data sets have fewer: a power of 2, for at least 32 steps per epoch."""
+    """Images per step; unless it is set, small data sets have a power of 2 for 32 steps per epoch, but at least 8."""
     lr: float = 0.1
     """Highest learning rate."""
     momentum: float = 0.9
@@ -250,10 +252,10 @@ def get_recipe(
 ) -> Recipe:
     """The recipe for training on a data set.
 
-    Some settings follow from the data. Batches are small enough for 32 steps per epoch; for networks with norms, `fast`
-    and `full` then reduce the learning rate with the square root of the batch size. A batch size that is set is used as
-    it is, with the recipe's learning rate. Images are padded before cropping,
-    by a sixteenth of their size in these two cases and by an eighth in all others. The exception is NiN with the recipe
+    Some settings follow from the data. Batches are small enough for 32 steps per epoch, but have at least 8 images; for
+    networks with norms, `fast` and `full` then reduce the learning rate with the square root of the batch size. A batch
+    size that is set is used as it is, with the recipe's learning rate. Images are padded before cropping, by a
+    sixteenth of their size in these two cases and by an eighth in all others. The exception is NiN with the recipe
     `paper` on images of 32×32 pixels, as in the paper: they are whitened and cropped to 30×30, and the validation
     images are used for training too.
 
@@ -291,7 +293,8 @@ def get_recipe(
         raise UnknownName("recipe", name, RECIPES, " (or give FILE.toml)")
     if own_crops:
         recipe = dataclasses.replace(recipe, crop=0, early_crop=0, pad=0, whiten=False, all_images=False)
-    largest_batch = 1 << max(0, (num_images // 32).bit_length() - 1)  # a power of 2
+    wanted = max(num_images // 32, min(num_images, SMALLEST_BATCH))
+    largest_batch = 1 << max(0, wanted.bit_length() - 1)  # a power of 2
     if largest_batch < recipe.batch_size and "batch_size" not in changes:
         share = (largest_batch / recipe.batch_size) ** 0.5 if norms and name != "paper" else 1.0
         recipe = dataclasses.replace(recipe, batch_size=largest_batch, lr=share * recipe.lr)

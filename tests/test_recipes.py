@@ -26,6 +26,7 @@ def test_the_papers_recipe_on_the_papers_images() -> None:
 def test_small_sets_get_small_batches_unless_told_otherwise() -> None:
     large, small = get_recipe("fast", "nin", 32, 45_000), get_recipe("fast", "nin", 8, 1_222)
     assert small.batch_size == 32 and (small.lr / large.lr) ** 2 == pytest.approx(small.batch_size / large.batch_size)
+    assert [get_recipe("fast", "nin", 8, number).batch_size for number in (255, 256, 51, 8, 5)] == [8, 8, 8, 8, 4]
     told = get_recipe("fast", "nin", 8, 1_222, {"batch_size": 100})
     assert (told.batch_size, told.lr) == (100, large.lr)
     assert (large.pad, small.pad) == (2, 1)
