@@ -3,7 +3,8 @@
     python benchmarks/cpu_training.py --out results/cpu_training.json
 
 Images per second of training steps with one thread, as a search uses for each network, on random images, in PyTorch's
-default layout and in the channels-last layout, by turns. The ratios are medians of the rounds.
+default layout and in the channels-last layout, in alternating order. Batches have 64 images, or fewer if a step would
+take longer than about a second. The ratios are medians of the rounds.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def main() -> None:
         rates = {"default": default, "channels_last": channels_last}
         rows.append({"network": name, "images_per_second": rates, "ratio": median(ratios), "ratios": ratios})
         print(f"{name:22} {default:8,.0f} and {channels_last:8,.0f} images/s, {median(ratios):.2f} ×", flush=True)
-    write_result(options.out, provenance(n=options.rounds, batch=BATCH, threads=1), rows=rows)
+    write_result(options.out, provenance(n=options.rounds, largest_batch=BATCH, threads=1), rows=rows)
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ def _search(options: argparse.Namespace) -> int:
         console.print(f"Look again: {again}", soft_wrap=True)
         console.print(f"Continue:   the same command{more}")
         test = retrain_line(study, study.where)
-        if test is not None and not tell_unfinished(study):
+        if test is not None and study.short_summary().front and not tell_unfinished(study):
             console.print(f"Test:       {test.line}", soft_wrap=True)
     return exit_code(study.interrupted)
 

@@ -48,7 +48,7 @@ def shell_lines(study: Study, trials: Iterable[Trial], where: Whereabouts) -> li
     data, file_name = manifest["data"], _file_name(study.name)
     images = f"--data {data}" if data in SETS else f'--data "$DATA" --image-size {manifest["image_size"]}'
     option, hint, beside = _retrain_parts(study)
-    as_finals = _epochs_option(study)
+    as_finals = _final_options(study)
     compare = ", and compare them" if beside else ", and test it"
     has_own_code = manifest.get("trainable") is not None  # then only a search can train its networks
     recipe = "" if has_own_code else _recipe_options(manifest)
@@ -95,7 +95,7 @@ def retrain_line(study: Study, where: Whereabouts) -> ShellLine | None:
     if study.manifest.get("trainable") is not None:
         return None
     option, hint, beside = _retrain_parts(study)
-    line = f"{where.command('retrain', study.name)}{option}{_epochs_option(study)}"
+    line = f"{where.command('retrain', study.name)}{option}{_final_options(study)}"
     chosen = "its front" if study.beat is None else "the networks that may beat a reference network"
     return ShellLine(f"Train {chosen}{beside} in full, over three seeds, and test them{hint}", line)
 
@@ -114,18 +114,19 @@ def _retrain_parts(study: Study) -> tuple[str, str, str]:
     return option, hint, " and the reference networks" if manifest["space"]["points"] else ""
 
 
-def _epochs_option(study: Study) -> str:
-    """The option with which a retraining has as many epochs as the finals; empty if it has so many without."""
-    finals = level_study(study, FULL)
-    recipe = study.manifest["recipe"] if finals is None else read_manifest(finals)["recipe"]
-    if recipe == study.manifest["recipe"]:  # no finals, or as the short trainings: not the recipe `full`
+def _final_options(study: Study) -> str:
+    """The options with which a retraining has as many epochs as the finals; empty if these are the usual ones."""
+    if (finals := level_study(study, FULL)) is None:
         return ""
+    recipe = read_manifest(finals)["recipe"]
+    if recipe == study.manifest["recipe"]:  # which need not be the recipe `full`
+        return f" {_recipe_options(study.manifest)}"
     epochs = recipe["epochs"]
     return "" if epochs == _usual_recipe(study.manifest, "full")["epochs"] else f" --epochs {epochs}"
 
 
 def _usual_recipe(manifest: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A recipe for the networks of a study, as it is for many images."""
+    """A recipe for the networks of a study, with the batch size for many images."""
     space, size = manifest["space"], manifest["image_size"]
     backbone = space["choices"]["backbone"][0]
     norms = has_norms(backbone, space["batch_norm"])

@@ -224,7 +224,7 @@ class RetrainingPlan(NotebookView):
     larger: int = 0
     """Number of networks to train that have more MACs than all that were trained so far: `seconds` may be too low."""
     unfinished: str = ""
-    """What the search itself has still to do, in words, if its front is trained; empty if it is complete."""
+    """A sentence about what the search itself has still to do, if its front is trained; empty if it is complete."""
 
     @property
     def done(self) -> int:
@@ -263,7 +263,7 @@ class RetrainingPlan(NotebookView):
         return rows
 
     def __str__(self) -> str:
-        return f"{self.title}. {self.time}"
+        return f"{self.title}. {self.time}{f' {self.unfinished}.' * bool(self.unfinished)}"
 
     def __repr__(self) -> str:
         return f"<RetrainingPlan {self}>"
@@ -334,7 +334,7 @@ def _plan(
     seeds: range,
     unfinished: str = "",
 ) -> RetrainingPlan:
-    """What is left of a retraining, which may exist already, and how long that would take."""
+    """Return the plan of a retraining, which may exist already: the runs that are left and their estimated time."""
     runs = {} if existing is None else counting_runs(existing.get_trials(deepcopy=False))
     planned, left = [], []
     for network in networks:
@@ -393,7 +393,7 @@ def _wants_best(trials: Sequence[int | Trial], front: bool | None) -> bool:
 
 
 def _tell_unfinished(search: Study, trials: Sequence[int | Trial], front: bool | None) -> str:
-    """What the search has still to do, in words, if its best networks are to be trained; empty if it is complete."""
+    """Return such a sentence about the search if its best networks are to be trained; it may be empty."""
     return tell_unfinished(search) if _wants_best(trials, front) else ""
 
 

@@ -173,7 +173,7 @@ def is_open(search: Study) -> bool:
 
 
 def tell_unfinished(search: Study) -> str:
-    """That a search has trials or full trainings to do, in words; empty if it has none."""
+    """Return a sentence about what a search has still to do; it is empty if the search is complete."""
     done, budget = search.spent() - search.running(), search.budget
     if done < budget:
         what = f"{done} of its {budget} trials are done"

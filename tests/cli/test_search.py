@@ -283,6 +283,23 @@ def test_suggested_commands_name_the_folder_of_the_study(
     assert Whereabouts().command("front", "my study") == "lrnas front 'my study'"
 
 
+def test_a_test_is_suggested_when_a_search_is_complete_and_has_networks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    incomplete, proposals = make_search(tmp_path / "s"), make_proposals(tmp_path / "t")
+    incomplete.optuna_study.set_user_attr(BUDGET, 9)
+    proposals.enqueue({"nin": SPACE.points["nin"]})
+    proposal = proposals.ask()
+    assert proposal is not None
+    proposals.ledger.report_epoch(proposal.number, [0.1], 1.0)
+    proposals.ledger.prune(proposal.number, "diverged", "the loss became infinite")
+    for study in (incomplete, proposals.study):
+        monkeypatch.setattr("lrnas.searching.search.search", lambda *_, study=study, **__: study)
+        assert main(["search", "--space", "nin", "--budget", "9", "--studies", str(tmp_path)]) == 0
+        told = capsys.readouterr().out
+        assert "Look again: " in told and "Test: " not in told
+
+
 def test_shares_refer_to_the_dense_network_even_if_it_is_beyond_a_limit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,7 @@ from pictures import spoil, write_set
 from searches import COMMAND, SMALL, Search, all_trials, commands, descendants, read_front, trials
 
 from lrnas.reporting.report import make_report
+from lrnas.study.levels import tell_unfinished
 from lrnas.study.open import open_study
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_processes_left")]
@@ -69,6 +70,17 @@ def test_a_search_for_latency(tmp_path: Path) -> None:
     assert "s: 3 trials in all, all done; a larger --budget extends it" in log and len(trials(tmp_path)) == 3, log
     log = Search(tmp_path, "--budget", "3", *options, *small, "--latency-batch", "2").end()
     assert "--latency-batch was 1, now 2" in log
+
+
+def test_a_search_of_a_space_with_fewer_networks_is_complete(tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(
+        '[space]\nbackbone = "nin"\ngranularity = "network"\n[[space.vary]]\nlayers = ["*"]\nwidth = ["1/4", "1/8"]\n'
+    )
+    options = ["--space", "tiny.toml", "--epochs", "1", "--budget", "9"]
+    log = Search(tmp_path, *options).end()
+    assert "the space has no more to offer" in log and "Test:       lrnas retrain s" in log, log
+    study = open_study("s", studies=tmp_path / "studies")
+    assert (study.budget, study.spent()) == (2, 2) and tell_unfinished(study) == ""
 
 
 def test_a_machine_that_cannot_train_ends_the_search(tmp_path: Path) -> None:

@@ -23,6 +23,6 @@ def test_networks_and_images_have_the_fastest_layout(
     assert all(tensor.is_contiguous(memory_format=wanted) for tensor in [*weights, images])
 
 
-def test_devices_of_other_kinds_keep_the_layout_of_pytorch() -> None:
+def test_the_layout_by_kind_of_device() -> None:
     assert layout.fastest_layout(torch.device("cuda")) == torch.channels_last
     assert layout.fastest_layout(torch.device("mps")) == torch.contiguous_format

@@ -90,6 +90,16 @@ def test_networks_are_tested_after_as_many_epochs_as_in_the_finals(epochs: int |
     assert shell_lines(search, search.trials, search.where)[0][2].line.endswith(f"{option} --seeds 3")
 
 
+def test_networks_are_tested_after_the_training_of_the_finals_if_it_is_that_of_the_search() -> None:
+    search = make_search()
+    recipe = Recipe(**search.manifest["recipe"])
+    open_levels(search, {"short": Level("short", recipe, (0,)), "full": Level("full", recipe, (1000,))})
+    line = retrain_line(search, search.where)
+    assert line is not None
+    options = make_parser().parse_args(shlex.split(line.line)[1:])
+    assert get_recipe(options.recipe, "nin", 32, 10**6, options.set) == recipe
+
+
 def test_networks_that_start_from_weights_are_trained_from_them_again(record: Study) -> None:
     record.manifest["start_from"] = "0123456789"
     try:

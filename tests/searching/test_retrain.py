@@ -826,7 +826,8 @@ def test_a_search_that_is_not_complete_is_told(tmp_path: Path, capsys: pytest.Ca
     assert plan_retraining(study).unfinished.startswith(told)
     assert plan_retraining(study, trials=[1]).unfinished == ""  # chosen by the user
     assert main(["retrain", "s", "--dry-run", "--studies", str(tmp_path)]) == 0
-    assert told in capsys.readouterr().out and told in plan_retraining(study)._repr_html_()
+    plan = plan_retraining(study)
+    assert told in capsys.readouterr().out and told in plan._repr_html_() and told in str(plan)
 
 
 @pytest.mark.parametrize(
