@@ -78,7 +78,7 @@ def run_trials(
     notify: Callable[[Change], None],
     rungs: tuple[int, ...] = (),
     test: bool = False,
-) -> None:
+) -> bool:
     """Train until the budget is spent, nothing is left to train, or the user stops it. Ray must be running.
 
     Args:
@@ -90,6 +90,9 @@ def run_trials(
         notify: Called when a trial has started, has one more epoch, or has ended.
         rungs: Epochs after which trials may be stopped.
         test: Whether to test each network at the end of its training. Only for networks that are already chosen.
+
+    Returns:
+        Whether the queue has no more networks, although the budget is not spent.
     """
     study, ledger = queue.study, queue.ledger
     with ledger.alive(), marked_folder(folder, ledger) as mark:
@@ -118,8 +121,10 @@ def run_trials(
                 break
     if searcher.broken:
         raise StudyError(searcher.end_reason)
-    if searcher.end_reason and not study.interrupted:
+    is_exhausted = bool(searcher.end_reason) and not study.interrupted
+    if is_exhausted:
         logger.info(searcher.end_reason)
+    return is_exhausted
 
 
 def _memory_reason(error: BaseException | None) -> str:

@@ -243,7 +243,7 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
 
             is_over, begun = False, num_ended(*later.values())
             while not is_over:
-                run_trials(
+                is_exhausted = run_trials(
                     proposals,
                     functools.partial(training.job_at, SHORT),
                     checkpoints,
@@ -252,6 +252,8 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
                     workers=running,
                     notify=events.changed,
                 )
+                if is_exhausted:
+                    stored.set_user_attr(BUDGET, study.spent())  # there will never be more
                 if later:
                     share = settings.finals
                     train_levels(
@@ -261,7 +263,6 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
                 is_over = bool(study.interrupted) or not any(ledger.wait_for_others() for ledger in ledgers)
             if not study.interrupted:
                 keep_open(stored, False)
-                stored.set_user_attr(BUDGET, study.spent())  # fewer than wanted, if the space has no more networks
             if later and not study.interrupted and num_ended(*later.values()) == begun:
                 logger.info(f"{name} was complete already: nothing was trained; a larger --budget extends it")
             if later and not study.interrupted and (line := tell_end(study, training.levels[FULL], settings.finals)):

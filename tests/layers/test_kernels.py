@@ -89,7 +89,8 @@ def test_convolution(
     ("number", "channels", "height", "width", "relu"),
     [
         *((3, 70, 9, 11, True), (2, 1, 3, 2, False), (83, 7, 10, 10, True), (2, 300, 2, 3, False), (2, 40, 5, 7, True)),
-        pytest.param(84, 24, 20, 20, True, marks=pytest.mark.gpu),  # so many rows that blocks are loaded ahead
+        # so many rows that blocks are loaded ahead
+        *(pytest.param(84, 24, 20, 20, relu, marks=pytest.mark.gpu) for relu in (True, False)),
     ],
 )
 def test_batch_norm(number: int, channels: int, height: int, width: int, relu: bool) -> None:
