@@ -32,7 +32,7 @@ from lrnas.training.provenance import provenance
 RESULTS = Path(__file__).parents[1] / "results"
 STUDIES = {
     "nin": "search/nin-cifar10.db.xz",
-    "vgg11": "search/vgg11-cifar10.db.xz",
+    "vgg11": "studies/vgg11-cifar10/study.db.xz",
     "nin-deep": "studies/nin-deep-cifar10/study.db.xz",
     "vgg-deep": "studies/vgg-deep-cifar10/study.db.xz",
 }
