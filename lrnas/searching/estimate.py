@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import optuna
 import torch
+from optuna.trial import FrozenTrial, TrialState
 
 from lrnas._arguments import checked
 from lrnas._field_docs import in_help
@@ -375,24 +376,29 @@ def _left(
     ladder = Ladder(proposals, training.levels, studies, settings.finals)
     within = [trial for trial in planned[SHORT] if not prepared.limits.excess(trial.costs)]
     for level in (name for name in studies if name != SHORT):
-        left[level] = [] if ladder.queue(level).is_over(None) else left[level] or within[-1:]
+        running, networks = studies[level].optuna_trials((TrialState.RUNNING,)), dict[str, _Trial]()
+        begun = [networks.setdefault(run.user_attrs["id"], _known(run, study)) for run in running]
+        new = [] if ladder.queue(level).is_over(None) else left[level] or within[-1:]
+        left[level] = max(begun, new, key=len)
     return left
 
 
 def _done(study: Study) -> list[_Trial]:
     """The trials of a study that exists that are over and were trained, by this search or by another one."""
-    found = (trial.user_attrs for trial in study.optuna_trials() if trial.state.is_finished())
-    return [
-        _Trial(
-            known["macs"],
-            known["params"],
-            known.get("point") in study.manifest["space"]["points"],
-            asks=False,
-            is_imported="imported_from" in known,
-        )
-        for known in found
-        if known.get("status") in TRAINED
-    ]
+    ended = (trial for trial in study.optuna_trials() if trial.state.is_finished())
+    return [_known(trial, study) for trial in ended if trial.user_attrs.get("status") in TRAINED]
+
+
+def _known(trial: FrozenTrial, search: Study) -> _Trial:
+    """A trial of a search, or of one of its later levels, that was begun."""
+    known = trial.user_attrs
+    return _Trial(
+        known["macs"],
+        known["params"],
+        known.get("point") in search.manifest["space"]["points"],
+        asks=False,
+        is_imported="imported_from" in known,
+    )
 
 
 def _left_to_train(named: Mapping[str, Architecture], study: Study | None) -> dict[str, Architecture]:

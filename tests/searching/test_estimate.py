@@ -275,6 +275,12 @@ def test_a_dry_run_is_about_what_is_left(
     queue = Promotions(Ledger(ladder.studies[FULL]), choose=functools.partial(ladder.choose, FULL))
     assert train_all(queue, seconds=10.0) < whole[FULL]  # they took longer, so there was time for fewer
     assert estimate(20) == (dict.fromkeys(whole, 0), over)
+    run = ladder.studies[FULL].optuna_trials()[-1]  # as if it were being trained, or left by a driver that was killed
+    ladder.studies[FULL].optuna_study.enqueue_trial({}, user_attrs={**run.user_attrs, "seed": 7})
+    queue.ask()
+    runs, remark = estimate(20)
+    assert runs == dict.fromkeys(whole, 0) | {FULL: 1} and "with 0 of 20 trials left" in remark
+    queue.ledger.complete(ladder.studies[FULL].optuna_trials()[-1].number, 0.5)
     options = [
         "--data",
         "digits",
