@@ -2,10 +2,10 @@
 
     python benchmarks/reseeding.py nin-deep-cifar10 --studies FOLDER
 
-For every seed of a retraining, the networks of that seed give two fronts: of the networks that were found, and of the
-paper's. The hypervolume of a front is the mean, over all costs from zero to the baseline's, of the best test accuracy
-that can be had for that cost; it is 0 where no network is cheap enough. The cost is the first one that was an objective
-of the search.
+For every seed of a retraining with the recipe `full`, the networks of that seed give two fronts: of the networks that
+were found, and of the paper's. The hypervolume of a front is the mean, over all costs from zero to the baseline's, of
+the best test accuracy that can be had for that cost; it is 0 where no network is cheap enough. The cost is the first
+one that was an objective of the search.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--studies", default="studies", help="folder that holds the study (default: studies)")
     options = parser.parse_args()
     study = open_study(options.study, studies=options.studies)
-    finals = read_retraining(study)
+    finals = read_retraining(study, "full")
     cost = study.costs[0]
     most = next(final.known_costs[cost] for final in finals if final.point == study.baseline)
     volumes: dict[bool, list[float]] = {}

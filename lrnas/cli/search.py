@@ -12,6 +12,7 @@ from lrnas.cli.options import add_command, add_option, add_settings, call, needs
 from lrnas.cli.output import complain, exit_code, make_console, make_table, print_result, say
 from lrnas.errors import LrnasError
 from lrnas.searching.settings import FREE, PINNED, PLACE, SETTINGS, TEXT, check_settings, gather_settings
+from lrnas.study.location import Whereabouts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -106,7 +107,8 @@ def _search(options: argparse.Namespace) -> int:
         console = make_console()
         console.print(f"Written: {', '.join(map(str, files))}")
         console.print(f"Look again: {again}", soft_wrap=True)
-        console.print(f"Continue:   the same command{more}")
+        if study.budget >= settings.budget:  # else the space has no more networks
+            console.print(f"Continue:   the same command{more}")
         test = retrain_line(study, study.where)
         if test is not None and study.short_summary().front and not tell_unfinished(study):
             console.print(f"Test:       {test.line}", soft_wrap=True)
@@ -154,7 +156,8 @@ def _print_studies(studies: list[dict[str, Any]], folder: str) -> None:
     console = make_console()
     console.print(table)
     if names := [name for row in studies for name in row["retrainings"]]:
-        console.print(f"Retrainings, which `lrnas retrain NAME` shows: {' '.join(names)}", soft_wrap=True)
+        command = f"lrnas retrain NAME{Whereabouts(folder).options()}"
+        console.print(f"Retrainings, which `{command}` shows: {' '.join(names)}", soft_wrap=True)
 
 
 def _delete(options: argparse.Namespace) -> None:
@@ -369,7 +372,7 @@ def _print_level(study: Study, level: str) -> None:
         chosen = "They were chosen by predicted accuracy after full training. " * any(
             final.promised for final in finals
         )
-        where = f"see `lrnas front {study.name} --level short`"
+        where = f"see `{study.where.command('front', study.name)} --level short`"
         console.print(f"{chosen}Not among them: {left}, {where}; a larger --finals trains more.")
 
 

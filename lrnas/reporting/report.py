@@ -22,6 +22,7 @@ from optuna.trial import FrozenTrial
 from lrnas.arch.cost import Cost
 from lrnas.errors import LrnasError
 from lrnas.models.plan import make_plan
+from lrnas.recipes import Recipe
 from lrnas.reporting.layer_view import Layer, lay_out
 from lrnas.reporting.retrained_report import Tested, finals_to_dicts
 from lrnas.reporting.suggested_commands import ShellLine, retrain_line, shell_lines
@@ -319,7 +320,7 @@ class Report:
                 "trained by": manifest.get("trainable") or "lrnas",
                 "starts from": name_start(manifest) or "random weights",
             }
-            | manifest["recipe"]
+            | Recipe.complete(manifest["recipe"])
             for manifest in manifests
         ]
         data = [(manifest["data"], data_name(manifest)) for manifest in manifests]
@@ -334,7 +335,8 @@ class Report:
             found.append(f"The hypervolumes of the studies cannot be compared: {why} ({listed}).")
         again = [tested.retrained for tested in self.tested]
         data = [(each.data, each.data_name or each.data) for each in again]
-        if listed := _list_differences([each.name for each in again], [each.fields for each in again], data):
+        recipes = [Recipe.complete(each.fields) for each in again]
+        if listed := _list_differences([each.name for each in again], recipes, data):
             found.append(f"Networks were trained again with different recipes or data; compare with care ({listed}).")
         return found
 

@@ -97,8 +97,9 @@ def _verdict_to_dict(verdict: Verdict) -> dict[str, Any]:
     over = verdict.corrected_over
     corrected = [] if over is None else [f"p is corrected over the {over} compared"]
     return {
-        **{name: getattr(verdict, name) for name in ("point", "kind", "share", "difference")},
+        **{name: getattr(verdict, name) for name in ("point", "kind", "difference")},
         "sentence": str(verdict),
+        "shares": dict(verdict.shares),
         "rival": None if rival is None else rival.title,
         "trial": None if rival is None else rival.trial,
         "interval": None if verdict.interval is None else list(verdict.interval),

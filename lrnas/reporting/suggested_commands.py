@@ -12,10 +12,10 @@ from typing import Any
 from lrnas.data.names import SETS
 from lrnas.models.plan import has_norms
 from lrnas.recipes import get_recipe
-from lrnas.study.folder import trial_folder, trials_folder
-from lrnas.study.levels import FULL, level_study
+from lrnas.study.folder import trials_folder
+from lrnas.study.levels import FULL, SUFFIXES, level_study, read_level
 from lrnas.study.location import Whereabouts
-from lrnas.study.manifest import START, read_manifest
+from lrnas.study.manifest import SETTINGS, START, read_manifest
 from lrnas.study.study import Study, Trial
 
 CHECKPOINT = "checkpoint.json"
@@ -52,8 +52,9 @@ def shell_lines(study: Study, trials: Iterable[Trial], where: Whereabouts) -> li
     compare = ", and compare them" if beside else ", and test it"
     has_own_code = manifest.get("trainable") is not None  # then only a search can train its networks
     recipe = "" if has_own_code else _recipe_options(manifest)
-    folder = trials_folder(where.folder, study.name)
-    has_weights = {file.parent.name for file in folder.glob(f"*/{CHECKPOINT}")}
+    finals = [] if "@" in study.name else [final for final in read_level(study) if final.accuracies]
+    full_runs = {final.identity: final.runs[0] for final in finals}
+    own, full = _numbers_with_weights(study.name, where), _numbers_with_weights(f"{study.name}@{SUFFIXES[FULL]}", where)
 
     def suggest(trial: Trial) -> Iterator[ShellLine]:
         file = shlex.quote(f"{file_name}-{trial.number}.json")
@@ -73,13 +74,19 @@ def shell_lines(study: Study, trials: Iterable[Trial], where: Whereabouts) -> li
         if ":" in study.name:  # `lrnas export` would read a part of it as the number of a trial
             return
         export = f"lrnas export {shlex.quote(f'{study.name}:{trial.number}')}{options}"
-        if has_weights and trial_folder(folder, trial.number).name in has_weights:
+        run = full_runs.get(trial.identity)  # `lrnas export` takes the weights after full training, if there are any
+        if trial.number in own if run is None else run in full:
             yield ShellLine("Export it for timm", export)
             yield ShellLine("Export it as ONNX, in its fastest form", f"{export} --format onnx --fuse")
         else:
             yield ShellLine("Export it with random weights", f"{export} --fresh")
 
     return [tuple(suggest(trial)) for trial in trials]
+
+
+def _numbers_with_weights(name: str, where: Whereabouts) -> set[int]:
+    """Numbers of the trials of a study whose weights are kept."""
+    return {int(file.parent.name) for file in trials_folder(where.folder, name).glob(f"*/{CHECKPOINT}")}
 
 
 def retrain_line(study: Study, where: Whereabouts) -> ShellLine | None:
@@ -115,14 +122,17 @@ def _retrain_parts(study: Study) -> tuple[str, str, str]:
 
 
 def _final_options(study: Study) -> str:
-    """The options with which a retraining has as many epochs as the finals; empty if these are the usual ones."""
+    """The options with which a retraining has the recipe of the finals; empty if this is the usual one."""
     if (finals := level_study(study, FULL)) is None:
         return ""
     recipe = read_manifest(finals)["recipe"]
     if recipe == study.manifest["recipe"]:  # which need not be the recipe `full`
         return f" {_recipe_options(study.manifest)}"
-    epochs = recipe["epochs"]
-    return "" if epochs == _usual_recipe(study.manifest, "full")["epochs"] else f" --epochs {epochs}"
+    usual = _usual_recipe(study.manifest, "full")
+    epochs = "" if recipe["epochs"] == usual["epochs"] else f" --epochs {recipe['epochs']}"
+    given = study.manifest.get(SETTINGS, {}).get("set") or {}  # other fields follow from the data
+    changes = {name: recipe[name] for name in given if name != "epochs" and recipe.get(name) != usual[name]}
+    return f"{epochs}{''.join(f' {option}' for option in _set_options(changes))}"
 
 
 def _usual_recipe(manifest: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -138,5 +148,10 @@ def _recipe_options(manifest: Mapping[str, Any]) -> str:
     fast = _usual_recipe(manifest, "fast")
     always = ("batch_size", "lr")  # in `fast`, they depend on the number of images
     changes = {key: value for key, value in manifest["recipe"].items() if value != fast[key] or key in always}
+    return " ".join(["--recipe fast", *_set_options(changes)])
+
+
+def _set_options(changes: Mapping[str, Any]) -> list[str]:
+    """Options that change fields of a recipe."""
     texts = {key: str(value).lower() if isinstance(value, bool) else value for key, value in changes.items()}
-    return " ".join(["--recipe fast", *(f"--set {key}={text}" for key, text in texts.items())])
+    return [f"--set {key}={text}" for key, text in texts.items()]

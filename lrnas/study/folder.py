@@ -123,7 +123,8 @@ def delete_study(name: str, *, storage: str | None = None, studies: str | Path =
         raise StudyError(f"only folders in {studies} are deleted; got {folder}, which links elsewhere; remove the link")
     check_folder(home, storage)
     if storage is None and not (home / DATABASE).exists():
-        raise UnknownName("study", name, study_names(studies), " (`lrnas studies` lists all)")
+        where = Whereabouts(str(studies)).options()
+        raise UnknownName("study", name, study_names(studies), f" (`lrnas studies{where}` lists all)")
     opened = open_storage(storage, home, must_exist=storage is not None)
     names = [study.study_name for study in opened.get_all_studies()]
     if name not in names and (names or storage is not None):  # a failed start leaves a database without studies

@@ -142,6 +142,10 @@ def test_a_remark_lists_different_conditions_of_studies(tmp_path: Path, record: 
         other.manifest = before | change
         remark = make_report([record, other]).remarks()[-1]
         assert "different conditions" in remark and told in remark
+    recipe = {name: value for name, value in before["recipe"].items() if name != "early_crop"}  # as in older studies
+    other.manifest = before | {"recipe": recipe}
+    remarks = make_report([record, other]).remarks()
+    assert before["recipe"]["early_crop"] == 0 and not any("conditions" in each for each in remarks)
     weights = {"start_from": "0123456789", "settings": {"start_from": "/home/me/tuned.pth"}}
     other.manifest = before | weights
     assert make_report([other]).remarks() == ["t: networks start from the trained weights in tuned.pth (01234567)."]

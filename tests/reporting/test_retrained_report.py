@@ -41,7 +41,7 @@ def test_verdicts_come_as_sentences_and_in_parts(again: tested.Tested) -> None:
     verdicts = {verdict["point"]: verdict for verdict in data["verdicts"]}
     nin = verdicts["nin"]
     assert (nin["kind"], nin["rival"], nin["trial"]) == ("dominated", f"trial {FOUND}", FOUND)
-    assert nin["difference"] == pytest.approx(0.042)
+    assert nin["difference"] == pytest.approx(0.042) and nin["shares"] == pytest.approx({"macs": 0.031}, abs=5e-4)
     assert nin["interval"][0] < 0.042 < nin["interval"][1] and 0 < nin["p"] < 0.05
     matched = verdicts["nin-c3"]
     assert matched["p"] is None and matched["note"].startswith("as far as 2 runs tell; of the networks that cost no")

@@ -3,11 +3,12 @@
 import json
 import shlex
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from filled_studies import SIZE, fill_study
-from small_studies import LEVELS, make_search
+from small_studies import LEVELS, make_finals, make_search
 
 from lrnas.arch.architecture import Architecture
 from lrnas.cli.main import make_parser
@@ -16,7 +17,8 @@ from lrnas.models.plan import canonical_id
 from lrnas.recipes import Recipe, get_recipe
 from lrnas.reporting.suggested_commands import retrain_line, shell_lines
 from lrnas.searching.finals import open_levels
-from lrnas.study.levels import Level
+from lrnas.study.folder import trial_folder, trials_folder
+from lrnas.study.levels import Level, read_level
 from lrnas.study.location import Whereabouts
 from lrnas.study.manifest import keep_images, keep_limits
 from lrnas.study.study import Study
@@ -88,6 +90,30 @@ def test_networks_are_tested_after_as_many_epochs_as_in_the_finals(epochs: int |
     line = retrain_line(search, search.where)
     assert line is not None and line.line == f"lrnas retrain s{option}"
     assert shell_lines(search, search.trials, search.where)[0][2].line.endswith(f"{option} --seeds 3")
+
+
+def test_networks_are_tested_after_the_recipe_of_the_finals() -> None:
+    search = make_search()
+    search.manifest["settings"] = {"set": {"mirror": "false", "epochs": 3, "lr": "1.5"}}
+    full = replace(get_recipe("full", "nin", 32, 500, {"mirror": False}), epochs=9)  # smaller batches: few images
+    open_levels(search, {"short": LEVELS["short"], "full": Level("full", full, (1000,))})
+    line = retrain_line(search, search.where)
+    assert line is not None and line.line == f"lrnas retrain s --epochs 9 --set mirror=false --set lr={full.lr}"
+
+
+def test_the_weights_after_full_training_are_exported(tmp_path: Path) -> None:
+    """Those of the short training may be deleted, by `lrnas clean`."""
+    search, where = make_search(), Whereabouts(str(tmp_path))
+    make_finals(search, {"nin-c3-lr": (0.9,)})
+    (final,) = read_level(search)
+    assert final.trial is not None
+    titles = [line.title for line in shell_lines(search, search.trials, where)[final.trial]]
+    assert titles[-1] == "Export it with random weights"
+    file = trial_folder(trials_folder(tmp_path, "s@finals"), final.runs[0]) / RECORD
+    file.parent.mkdir(parents=True)
+    file.touch()
+    titles = [line.title for line in shell_lines(search, search.trials, where)[final.trial]]
+    assert titles[-2:] == ["Export it for timm", "Export it as ONNX, in its fastest form"]
 
 
 def test_networks_are_tested_after_the_training_of_the_finals_if_it_is_that_of_the_search() -> None:

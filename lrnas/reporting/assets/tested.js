@@ -139,16 +139,17 @@ function fillTable(id, titles, rows) {
 function drawVerdicts() {
   const { tested } = page.data;
   const several = tested.length > 1;
+  const costs = [...new Set(tested.flatMap((one) => one.costs))];
   const points = (value) => (value == null ? "–" : (value < 0 ? "−" : "+") + fixed(Math.abs(100 * value), 2));
   const rows = tested.flatMap((one) => one.verdicts.map((verdict) => {
     const own = one.finals.find((final) => final.is_reference && final.name === verdict.point);
     return [trialLink(one.study, own?.trial, verdict.point), ...(several ? [one.name] : []), verdict.kind,
-      verdict.rival == null ? "–" : trialLink(one.study, verdict.trial, verdict.rival), formatShare(verdict.share),
+      verdict.rival == null ? "–" : trialLink(one.study, verdict.trial, verdict.rival), ...costs.map((name) => formatShare(verdict.shares[name])),
       points(verdict.difference), verdict.interval == null ? "–" : verdict.interval.map(points).join(" to "),
       verdict.p == null ? "–" : verdict.p < 0.001 ? "< 0.001" : verdict.p.toFixed(3), verdict.note];
   }));
   byId("verdicts-part").hidden = !rows.length;
-  fillTable("verdicts", ["reference", ...(several ? ["retraining"] : []), "verdict", "network found", "#share of its MACs", "#difference, points", "#95 % interval", "#p", "note"], rows);
+  fillTable("verdicts", ["reference", ...(several ? ["retraining"] : []), "verdict", "network found", ...costs.map((name) => `#share of its ${objectiveLabel(name)}`), "#difference, points", "#95 % interval", "#p", "note"], rows);
   byId("verdict-test").textContent = `The test: ${page.data.test}.`;
 }
 
@@ -158,13 +159,14 @@ function drawTestedTable() {
   const several = tested.length > 1;
   const finals = tested.flatMap((one) => one.finals.map((final) => ({ one, final })));
   const further = ["diverged", "failed", "open"].filter((name) => finals.some(({ final }) => final[name]));
+  const isTimed = finals.some(({ final }) => final.latency != null);
   const rows = finals.map(({ one, final }) => {
     const notes = [final.mark, final.is_reference && "reference", final.reason && `last error: ${final.reason}`].filter(Boolean);
     return [trialLink(one.study, final.trial, finalTitle(final)), ...(several ? [one.name] : []), whole(final.macs), formatShare(final.share), whole(final.params),
-       testAccuracy(final), String(final.accuracies.length), final.runs.join(", "),
+      ...(isTimed ? [final.latency == null ? "–" : `${final.latency.toFixed(3)} ms`] : []), testAccuracy(final), String(final.accuracies.length), final.runs.join(", "),
       ...further.map((name) => String(final[name])), notes.join(", ")];
   });
-  fillTable("tested-table", ["network", ...(several ? ["retraining"] : []), "#MACs", "#share", "#parameters", "#test accuracy", "#n", "#runs", ...further.map((name) => `#${name}`), "note"], rows);
+  fillTable("tested-table", ["network", ...(several ? ["retraining"] : []), "#MACs", "#share", "#parameters", ...(isTimed ? ["#latency"] : []), "#test accuracy", "#n", "#runs", ...further.map((name) => `#${name}`), "note"], rows);
   byId("tested-note").textContent = "Share: MACs relative to the dense network. Test accuracy: mean ± standard deviation over n seeds. Runs: numbers for lrnas export STUDY@RECIPE:RUN." +
     (further.length ? " Runs that diverged, failed or are open do not count in n." : "") + " The front is computed from these means and ignores the noise between seeds." +
     (finals.some(({ final }) => final.mark === "front by fewer runs") ? " A network with fewer runs than others may be on the front, or not, by chance: train it with as many seeds." : "");
