@@ -219,7 +219,7 @@ class _Layer:
         """For each group, the inputs that it sees."""
         self.full = torch.zeros(conv.out_channels, conv.in_channels, rows * columns).to(conv.weight.device, self.dtype)
         """The old weight in the window: [outputs, channels, taps of the window]."""
-        self.full[:, :, sorted(_middle(_size(conv), self.window))] = conv.weight.to(self.dtype).flatten(2)
+        self.full[:, :, _middle(_size(conv), self.window)] = conv.weight.to(self.dtype).flatten(2)
         self.weight = self.full[:, :, self.taps].flatten(1)
         """The old weight, as far as the filters see it: [outputs, inputs]."""
 
@@ -383,12 +383,12 @@ def _size(conv: nn.Conv2d) -> tuple[int, int]:
     return _pair(conv.kernel_size)
 
 
-def _middle(shape: tuple[int, int], window: tuple[int, int]) -> set[int]:
-    """The taps of a shape in the middle of a window, where `WindowConv2d` puts it."""
+def _middle(shape: tuple[int, int], window: tuple[int, int]) -> list[int]:
+    """The taps of a shape in the middle of a window, where `WindowConv2d` puts it, in ascending order."""
     rows, columns = (
         range(first := (size - 1) // 2 - (own - 1) // 2, first + own) for own, size in zip(shape, window, strict=True)
     )
-    return {row * window[1] + column for row, column in product(rows, columns)}
+    return [row * window[1] + column for row, column in product(rows, columns)]
 
 
 def _solve(xx: Tensor, yx: Tensor) -> Tensor:

@@ -47,9 +47,9 @@ def error_of(new: nn.Module, old: nn.Module, x: Tensor) -> float:
         return float((new(x) - wanted).square().mean() / wanted.var())
 
 
-def conv_of_form(kind: type[nn.Conv2d], geometry: dict[str, Any], allocation: Allocation) -> nn.Conv2d:
+def conv_of_form(kind: type[nn.Conv2d], geometry: dict[str, Any], allocation: Allocation, kernel: int = 3) -> nn.Conv2d:
     """A convolution that is exactly a mixed-shape layer with random weights."""
-    conv = kind(4, 8, 3, **geometry)
+    conv = kind(4, 8, kernel, **geometry)
     layer = replace_conv(conv, "", mix_at("", conv, allocation))
     for name, values in layer.named_parameters():
         nn.init.normal_(values, std=0.0 if name == "conv1x3.bias" and allocation.form == "separable" else 1.0)
@@ -72,6 +72,15 @@ def test_a_layer_that_can_be_the_old_one_is(form: str, geometry: str, images: in
     report = convert(copy.deepcopy(old), FORMS[form], init="pretrained", calibration=calibration)
     assert error_of(report.model, old, torch.randn(4, 4, 11, 11)) < 1e-8
     assert report.errors[""] == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("form", ["groups", "mixed", "wide join"])
+@pytest.mark.parametrize("kernel", [4, 5, 7, 11])
+def test_a_layer_with_large_filters_that_can_be_the_old_one_is(form: str, kernel: int) -> None:
+    torch.manual_seed(0)
+    old = conv_of_form(nn.Conv2d, {"padding": kernel // 2}, FORMS[form], kernel)
+    new = convert(copy.deepcopy(old), FORMS[form], init="pretrained").model
+    assert error_of(new, old, torch.randn(4, 4, 15, 15)) < 1e-8
 
 
 def test_filters_and_join_are_found_together(monkeypatch: pytest.MonkeyPatch) -> None:
