@@ -261,12 +261,13 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _sizes(shell: Any, weights: Mapping[str, Tensor], origin: str) -> tuple[int, int]:
     """The number of classes and channels that weights were trained for."""
-    classifier = shell.get_classifier()
-    head = next((f"{name}.weight" for name, module in shell.named_modules() if module is classifier), "")
-    first = shell.pretrained_cfg["first_conv"]
-    stem = first if isinstance(first, str) else first[0]
-    stems = [key for key, value in weights.items() if key.startswith(f"{stem}.") and value.ndim == 4]
+    config, own = shell.pretrained_cfg, shell.state_dict()
+    parts = (config["classifier"], config["first_conv"])
+    classifier, stem = (part if isinstance(part, str) else part[0] for part in parts)
+    head = f"{classifier}.weight"
+    stems = [key for key, value in weights.items() if key.startswith(f"{stem}.") and value.ndim == 4 and key in own]
     if head not in weights or not stems:
         missing = f"{stem}.weight" if head in weights else head
         raise ExportError(f"{origin} do not fit this architecture: no {missing}{closest(missing, weights)}")
-    return weights[head].shape[0], weights[stems[0]].shape[1]
+    # a stem may read several pixels as channels
+    return weights[head].shape[0], weights[stems[0]].shape[1] * config["input_size"][0] // own[stems[0]].shape[1]

@@ -628,3 +628,15 @@ def test_timm_can_change_the_channels_of_images(
     grey = torch.randn(2, 1, 32, 32)
     with torch.no_grad():
         torch.testing.assert_close(loaded(grey), model(grey.expand(-1, 3, -1, -1)), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["levit_128s", "repvit_m0_9", "tresnet_m"])
+def test_weights_of_models_with_special_stems_and_classifiers(name: str, tmp_path: Path) -> None:
+    """Two classifiers, one inside of a module, and a stem that reads 4×4 pixels as 48 channels."""
+    network = Architecture(f"timm:{name}")
+    model = create_model(network, 4).eval()
+    save_file(model.state_dict(), tmp_path / "weights.safetensors")
+    (tmp_path / "network.json").write_text(network.to_json())
+    loaded = lrnas.load_model(tmp_path / "weights.safetensors", architecture=tmp_path / "network.json")
+    assert loaded.num_classes == 4
+    assert all(torch.equal(own, loaded.state_dict()[key]) for key, own in model.state_dict().items())
