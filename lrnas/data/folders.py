@@ -97,8 +97,9 @@ def find_folders(path: str, folder: str | None = None, progress: Progress | None
     splits = [name for name in SPLITS if (root / name).is_dir()]
     inside = _class_folders(root)
     right = {name: OTHER_SPLITS.get(name.lower(), name.lower()) for name in inside}
-    if "train" not in splits and "train" in right.values() and set(right.values()) <= set(SPLITS):
-        names = " and ".join(f"{name}/ to {right[name]}/" for name in inside if name != right[name])
+    wrong = [name for name in inside if right[name] in SPLITS and right[name] not in splits]
+    if wrong and ("train" in splits or ("train" in right.values() and set(right.values()) <= set(SPLITS))):
+        names = " and ".join(f"{name}/ to {right[name]}/" for name in wrong)
         raise DataError(
             f"the folders of splits are called train/, val/ and test/; got others in {root}; rename {names}"
         )
@@ -110,6 +111,9 @@ def find_folders(path: str, folder: str | None = None, progress: Progress | None
         )
     place = root / "train" if splits else root
     classes = tuple(_class_folders(place))
+    if unreadable := [name for name in classes if not _is_utf8(name)]:
+        got = os.fsencode(unreadable[0])
+        raise DataError(f"folders of classes need names in UTF-8; got {got!r} in {place}; rename it")
     if len(classes) < 2:
         raise DataError(
             f"{place} must have one folder per class, at least 2; got {', '.join(classes) or 'none'}; "
@@ -128,6 +132,14 @@ def find_folders(path: str, folder: str | None = None, progress: Progress | None
     if is_small:
         found = {name: replace(split, times=split.times[:0]) for name, split in found.items()}
     return Found(f"folder:{root}", classes, found, bytes_hash, note, ignored.remarks())
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # Python shows bytes of another encoding as surrogates
+        return False
+    return True
 
 
 @dataclass(slots=True)

@@ -40,6 +40,8 @@ SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation", 
 """Our names of the splits, and the names that data sets use for them."""
 IMAGE_KEYS = ("jpg", "jpeg", "png", "webp")
 MAX_CLASSES = 1_000_000
+SECRET = -1
+"""Class of images whose class is not told, as in competitions."""
 
 
 def find_hfds(name: str, folder: str | None, progress: Progress | None = None) -> Found:
@@ -311,7 +313,7 @@ def _index(
             progress(f"looking for images in {file.parent}", done, total)
         try:
             for start, length, label in entries(file):
-                if not 0 <= label < MAX_CLASSES:
+                if not (0 <= label < MAX_CLASSES or label == SECRET):
                     raise ValueError(f"a class must be a whole number from 0 to {MAX_CLASSES - 1:,}; got {label}")
                 rows.append((label, i, start, length))
         except (OSError, ValueError, tarfile.TarError, KeyError, IndexError) as error:
@@ -355,7 +357,9 @@ def _known_splits(name: str, theirs: list[str]) -> dict[str, str]:
 
 
 def _with_labels(name: str, classes: Iterable[str], sources: Mapping[str, Source]) -> Found:
-    """Return the data set without empty splits and without splits whose classes are secret (-1), as in competitions."""
+    """Return the data set without empty splits and without splits whose classes are secret."""
     labelled = {split: source for split, source in sources.items() if len(source.labels) and source.labels.min() >= 0}
     _known_splits(name, list(labelled))
-    return Found(name, tuple(classes), labelled)
+    secret = [split for split, source in sources.items() if len(source.labels) and split not in labelled]
+    remarks = tuple(f"the split {split} is not used: classes of its images are secret ({SECRET})" for split in secret)
+    return Found(name, tuple(classes), labelled, remarks=remarks)

@@ -540,7 +540,7 @@ class _Training:
         assert proposal.seed is not None
         network, seed = proposal.architecture, proposal.seed
         data = (self.smallest, self.data_dir, self.image_size, self.image_memory, self.pack)
-        return Job(network, self.named, self.recipe, seed, *data, start=self.start)
+        return Job(network, self.named, self.recipe, seed, *data, start=self.start, data_identity=self.data.identity)
 
     def cost(self, architecture: Architecture) -> dict[str, int]:
         """Costs of a network as deployed, for the images or crops that it is trained on.

@@ -308,7 +308,8 @@ class SearchTraining:
             settings.image_memory,
             settings.pack,
         )
-        job = dataclasses.replace(job, start=self.start)
+        identity = None if self.data_name == OWN_DATA else self.data.identity
+        job = dataclasses.replace(job, start=self.start, data_identity=identity)
         return job if self.trainable is None else dataclasses.replace(job, trainable=self.trainable, images=self.data)
 
     def pin(self, study: optuna.Study) -> dict[str, Any]:

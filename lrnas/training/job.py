@@ -7,6 +7,7 @@ batch (`lrnas.training.multi_gpu`).
 from __future__ import annotations
 
 import hashlib
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,8 @@ from torch import nn
 from lrnas.arch.architecture import Architecture
 from lrnas.data.catalog import load_set
 from lrnas.data.in_memory import DataSet
-from lrnas.data.names import IMAGE_MEMORY, data_folder, with_absolute_paths
-from lrnas.errors import LrnasError
+from lrnas.data.names import IMAGE_MEMORY, data_folder, shown_name, with_absolute_paths
+from lrnas.errors import DataError, LrnasError
 from lrnas.models.plan import built_id, make_plan
 from lrnas.recipes import Recipe
 from lrnas.training.custom import Run, Trainable, train_with
@@ -117,6 +118,8 @@ class Job:
     """Facts about the images for a custom training function, so that no data set has to be loaded."""
     start: Start | None = None
     """Weights to start from; None for random weights."""
+    data_identity: str | None = None
+    """Identity of the images that the search, or another driver, has found; None: whatever images are there."""
 
     def __post_init__(self) -> None:
         data, data_dir = with_absolute_paths(self.data, self.data_dir)
@@ -137,7 +140,7 @@ class Job:
         }
 
     def load_data(self) -> DataSet:
-        return load_set(
+        data = load_set(
             self.data,
             self.data_dir,
             min_size=self.min_size,
@@ -145,6 +148,16 @@ class Job:
             image_memory=self.image_memory,
             pack=self.pack,
         )
+        return self.check_images(data)
+
+    def check_images(self, data: DataSet) -> DataSet:
+        """Return the data set, as it was loaded on this machine. Raises DataError if it has other images."""
+        if self.data_identity not in (None, data.identity):
+            raise DataError(
+                f"{shown_name(self.data)} on {socket.gethostname()} has other images than those that the study began "
+                "with; give every machine the same images, and do not change them"
+            )
+        return data
 
     def create_model(self, data: DataSet | Images) -> nn.Module:
         """Return the network with initial weights that depend on the seed, or on those that it starts from."""

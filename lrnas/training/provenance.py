@@ -15,6 +15,8 @@ from typing import Any
 
 from lrnas._messages import hide_passwords
 
+ROOT = Path(__file__).resolve().parents[2]
+"""The checkout, if this is one."""
 _PACKAGES = ("lrnas", "torch", "timm", "numpy", "triton", "optuna", "ray")
 
 
@@ -60,15 +62,17 @@ def _commit() -> str:
     """
     if commit := os.environ.get("LRNAS_COMMIT"):
         return commit
+    top = _git("rev-parse", "--show-toplevel")
+    if not top or Path(top).resolve() != ROOT:  # installed in an environment, which may be inside of another checkout
+        return "unknown"
     commit = _git("rev-parse", "--verify", "--quiet", "HEAD")
     return (commit + ("-dirty" if _git("status", "--porcelain", "--", "lrnas") else "")) if commit else "unknown"
 
 
 def _git(*arguments: str) -> str:
     """Return the output of a git command in the checkout; "" if it fails."""
-    root = Path(__file__).parents[2]
     with suppress(OSError):
-        return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False).stdout.strip()
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
     return ""
 
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from filelock import FileLock, Timeout
 from torch import nn
 
 from lrnas._files import read_json, write_atomically
@@ -214,6 +216,7 @@ def reproduce(
         label: Job(network, image_set.name, chosen, 0, smallest, data_dir, image_size, image_memory, pack)
         for label, network in networks.items()
     }
+    jobs = {label: replace(job, data_identity=image_set.identity) for label, job in jobs.items()}
     base_macs = [*jobs.values()][-1].macs(image_set)
     record_files = {
         (label, seed): out / f"{label}-{short_name(image_set.name)}-{Path(recipe).stem}-seed{seed}.json"
@@ -241,12 +244,13 @@ def reproduce(
             run = replace(job, seed=seed)
             file = record_files[label, seed]
             files.append(file)
-            if file.exists():
-                record = _read_record(file, run.identity(image_set))
-                reused.append(record.get("provenance", {}))
-            else:
-                record = {"network": label, "recipe_name": recipe, **_run(label, run, image_set, file, execution)}
-                _write_record(file, record)
+            with _locked(file, f"{label}, seed {seed}"):  # the baseline is a part of several comparisons
+                if file.exists():
+                    record = _read_record(file, run.identity(image_set))
+                    reused.append(record.get("provenance", {}))
+                else:
+                    record = {"network": label, "recipe_name": recipe, **_run(label, run, image_set, file, execution)}
+                    _write_record(file, record)
             accuracies.append(record["test_accuracy"])
         tested = tuple(accuracy for accuracy in accuracies if accuracy is not None)
         point = find_point(job.architecture) if is_published else None
@@ -255,6 +259,26 @@ def reproduce(
         measured.append(Measured(label, macs, macs / base_macs, tested, seeds - len(tested), published))
     size = chosen.crop or image_set.image_size
     return Reproduction(summary, image_set.name, is_published, chosen, size, measured, files, reused)
+
+
+@contextmanager
+def _locked(file: Path, what: str) -> Iterator[None]:
+    """Context in which no other process trains the run of a record. If the record exists, nothing is locked."""
+    if file.exists():
+        yield
+        return
+    lock = FileLock(file.with_suffix(".lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        logger.info(f"another process trains {what}: waiting for it")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+    with suppress(OSError):
+        file.with_suffix(".lock").unlink()  # others that wait for it find the record
 
 
 def _default_data(published: str | None, device: str) -> str:

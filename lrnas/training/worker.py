@@ -119,7 +119,10 @@ def _run(task: Task, device: str) -> dict[str, Any]:
     past = recorded_curve(folder)  # epochs that an earlier worker trained
     curve, seconds = [entry["val_accuracy"] for entry in past], sum(entry["seconds"] for entry in past)
     images = (job.data, job.min_size, job.data_dir, job.image_size, job.image_memory, job.pack)
-    load_data = functools.partial(_load_data, *images, min(1.0, task.gpus))
+
+    def load_data() -> DataSet:
+        return job.check_images(_load_data(*images, min(1.0, task.gpus)))
+
     busy: list[float] = []
 
     def report(entry: EpochReport) -> None:

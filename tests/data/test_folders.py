@@ -87,14 +87,31 @@ def test_files_that_are_not_used_are_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "advice"),
     [
+        (("train", "valid", "test"), "rename valid/ to val/$"),
+        (("train", "val", "Test"), "rename Test/ to test/$"),
         (("Train", "Test"), "rename Test/ to test/ and Train/ to train/"),
         (("training", "validation"), "rename training/ to train/ and validation/ to val/"),
         (("Train", "val"), "rename Train/ to train/$"),
     ],
 )
-def test_splits_with_other_names_should_be_renamed(names: tuple[str, str], advice: str, tmp_path: Path) -> None:
+def test_splits_with_other_names_should_be_renamed(names: tuple[str, ...], advice: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"splits are called train/, val/ and test/; got others in .*; {advice}"):
         load(write_set(tmp_path, dict.fromkeys(names, 3)))
+
+
+def test_a_folder_beside_splits_that_are_named_right_is_left_alone(tmp_path: Path) -> None:
+    root = write_set(tmp_path, {"train": 4, "val": 2, "test": 2, "valid": 2})
+    assert load(root).counts == (12, 6, 6)
+
+
+def test_names_of_classes_are_in_utf_8(tmp_path: Path) -> None:
+    root = write_set(tmp_path, {"train": 4, "val": 2})
+    try:
+        os.rename(root / "train" / "red", os.fsencode(root / "train") + b"/caf\xe9")  # noqa: PTH104
+    except OSError:
+        pytest.skip("this file system has only names in UTF-8")
+    with pytest.raises(DataError, match=r"need names in UTF-8; got b'caf\\xe9' in .*train; rename it"):
+        load(root)
 
 
 def test_the_identity_depends_on_files_not_on_their_folder(tmp_path: Path) -> None:
@@ -202,6 +219,8 @@ def broken(root: Path, how: str) -> Path:
         shutil.rmtree(root / "train")
     elif how == "valid":
         (root / "val").rename(root / "valid")
+    elif how == "eval":
+        (root / "val").rename(root / "eval")
     elif how == "nothing":
         shutil.rmtree(root / "train")
         shutil.rmtree(root / "val")
@@ -235,7 +254,8 @@ def broken(root: Path, how: str) -> Path:
         ("no folder", r"needs a folder; got .*nowhere, which does not exist; give a folder with PATH/CLASS"),
         ("file", "which is a file"),
         ("no train", r"a data set needs train/; .* has only val/; arrange the images as PATH/CLASS/.*, or PATH/train"),
-        ("valid", "beside train/, a data set has val/ or test/ or nothing; .* has valid; rename it"),
+        ("valid", "splits are called train/, val/ and test/; got others in .*; rename valid/ to val/"),
+        ("eval", "beside train/, a data set has val/ or test/ or nothing; .* has eval; rename it"),
         ("nothing", "must have one folder per class, at least 2; got none; arrange the images as"),
         ("only splits inside", "got none for a, b in .*, only folders"),
         (

@@ -95,6 +95,18 @@ def test_splits_from_the_info_file_and_a_damaged_image(tmp_path: Path) -> None:
         list(data.eval_batches(data.test(), Recipe(), CPU, None))
 
 
+def test_a_split_with_secret_classes_is_not_used(tmp_path: Path) -> None:
+    shards = write_shards(write_set(tmp_path / "set", {"train": 4, "val": 2}, size=7), tmp_path / "shards")
+    with tarfile.open(shards / "small-test-0000.tar", "w") as tar:
+        for name, content in (("a.cls", b"-1"), ("a.png", b"")):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    data = load(f"wds/{shards}", tmp_path)
+    assert len(data.classes) == 3 and data.num_images[2] == 6
+    assert "the split test is not used: classes of its images are secret (-1)" in data.remarks()
+
+
 def test_bad_shards_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"needs a folder of shards; got .*nowhere, which is not a folder"):
         load("wds/nowhere", tmp_path)

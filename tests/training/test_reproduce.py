@@ -2,6 +2,8 @@
 
 import json
 import re
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +18,7 @@ from lrnas.errors import DataError, LrnasError
 from lrnas.training import reproduce as module
 from lrnas.training.job import Job
 from lrnas.training.loop import EpochReport, Report, Result
-from lrnas.training.reproduce import reproduce
+from lrnas.training.reproduce import _locked, reproduce
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,6 +91,26 @@ def test_after_an_interrupt_the_same_command_continues(
     assert main(command) == 130
     assert capsys.readouterr().err.endswith("lrnas: the training was interrupted; the same command continues it\n")
     assert main(command) == 0 and epochs[2] > 1
+
+
+def test_two_commands_do_not_train_the_same_run_at_a_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The baseline is a part of several comparisons in one folder."""
+    caplog.set_level("INFO", "lrnas")
+    record, order = tmp_path / "nin-seed0.json", []
+    with _locked(record, "nin, seed 0"):
+
+        def wait() -> None:
+            with _locked(record, "nin, seed 0"):
+                order.append(f"second, record {record.exists()}")
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        while "another process trains nin, seed 0: waiting for it" not in caplog.messages:
+            time.sleep(0.01)
+        record.touch()
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second, record True"] and list(tmp_path.iterdir()) == [record]
 
 
 def test_the_baseline_has_batch_norm_where_the_network_has(thin: Path, tmp_path: Path) -> None:

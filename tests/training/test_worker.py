@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from small_studies import SPACE
 
+from lrnas.data.catalog import load_set
 from lrnas.recipes import Recipe
 from lrnas.training import worker
 from lrnas.training.job import Job
@@ -50,7 +51,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 }
 
 
-def run_trial(folder: Path, *, stop: bool = False) -> list[dict[str, Any]]:
+def run_trial(folder: Path, *, stop: bool = False, data_identity: str | None = None) -> list[dict[str, Any]]:
     """Train a trial of two epochs, or only its first one; returns what it reports."""
     told: list[dict[str, Any]] = []
 
@@ -59,7 +60,7 @@ def run_trial(folder: Path, *, stop: bool = False) -> list[dict[str, Any]]:
         if stop and "curve" in result:
             raise OSError("the training ends after an epoch")
 
-    job = Job(SPACE.uniform["lr-x0.25"], "digits", Recipe(epochs=2, batch_size=256), 0)
+    job = Job(SPACE.uniform["lr-x0.25"], "digits", Recipe(epochs=2, batch_size=256), 0, data_identity=data_identity)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker.tune, "report", report)
         patch.setattr(worker, "worker_location", lambda: {"node": "here"})
@@ -94,6 +95,15 @@ def test_a_trial_with_a_damaged_checkpoint_starts_over(
     assert [len(each.get("curve", ())) for each in told] == [0, 0, 1, 2, 2]
     assert told[1]["remark"].endswith(": it starts again from epoch 0")
     assert told[-1]["status"] == "completed" and told[-1]["curve"] == begun[1]
+
+
+def test_a_worker_refuses_other_images_than_those_of_the_study(tmp_path: Path) -> None:
+    """A machine may have another copy of them, or they have changed."""
+    told = run_trial(tmp_path / "00001", data_identity="cifar10")
+    assert told[-1]["status"] == "lost" and "digits on " in told[-1]["reason"]
+    assert "has other images than those that the study began with" in told[-1]["reason"]
+    data = load_set("digits", min_size=8)
+    assert run_trial(tmp_path / "00002", data_identity=data.identity)[-1]["status"] == "completed"
 
 
 def test_workers_load_neither_optuna_nor_a_study() -> None:
