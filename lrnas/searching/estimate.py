@@ -39,7 +39,7 @@ from lrnas.sampling.promotion import MAX_MEASURED, Contender, pick_full, pick_lo
 from lrnas.searching.feasible import find_feasible
 from lrnas.searching.finals import LONGER_SHARE, SLACK, Ladder, check_levels, why_none, with_finals
 from lrnas.searching.progress import progress_view
-from lrnas.searching.proposals import Proposals, check_conditions, tried_names, waiting_names
+from lrnas.searching.proposals import Proposals, check_conditions, is_tried, tried_names, waiting_names
 from lrnas.searching.samplers import make_sampler
 from lrnas.searching.search import Preparation, continue_with, num_ended, open_other, prepare_search
 from lrnas.searching.settings import SearchSettings, gather_settings, takes_settings
@@ -668,8 +668,9 @@ def _rehearse(
     record.sampler = make_sampler(settings.sampler, settings.seed, proposals)
     proposals.enqueue(_left_to_train(training.named(), begun))
     budget = settings.budget - (0 if begun is None else num_ended(begun))
-    if prepared.feasible is not None and (begun is None or not begun.spent()):
-        record.enqueue_trial(prepared.feasible)
+    feasible = prepared.feasible
+    if feasible is not None and (begun is None or not is_tried(begun, training.space.architecture(feasible))):
+        record.enqueue_trial(feasible)
     trials: list[_Trial] = []
     proposed: list[_Trial] = []
     running: deque[tuple[int, float]] = deque()

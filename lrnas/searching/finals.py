@@ -196,6 +196,7 @@ class Ladder:
     studies: Mapping[str, Study]
     share: float
     _runs: dict[str, dict[str, list[FrozenTrial]]] = field(default_factory=dict, init=False, repr=False)
+    _latencies: dict[str, Costs] = field(default_factory=dict, init=False, repr=False)
 
     def queue(self, level: str, num_workers: int | None = None) -> Promotions:
         """The runs at a level that are trained now; the arguments are those of `choose`."""
@@ -405,7 +406,17 @@ class Ladder:
 
     def _is_within(self, trial: FrozenTrial) -> bool:
         """Whether a network is within the limits, which may have changed since it was trained."""
-        return not self.proposals.limits.excess(trial.user_attrs)
+        return not self.proposals.limits.excess({**self._known_latency(trial), **trial.user_attrs})
+
+    def _known_latency(self, trial: FrozenTrial) -> Costs:
+        """The latency of a network that was trained before there was a limit on it, by name; else empty."""
+        known = trial.user_attrs
+        if self.proposals.limits.max_latency is None or "latency" in known:
+            return {}
+        if known["id"] not in self._latencies:
+            costs = self.proposals.cost_of(Architecture.from_json(known["architecture"]))
+            self._latencies[known["id"]] = {name: costs[name] for name in ("latency",) if name in costs}
+        return self._latencies[known["id"]]
 
     def _is_put_off(self, run: FrozenTrial) -> bool:
         """Whether a run that was begun or chosen waits until the limits allow its network again."""

@@ -235,6 +235,8 @@ class Proposals(Queue):
             self._ahead = None
             ahead.result()
         for _ in range(MOST_REJECTIONS):
+            if self.study.interrupted:
+                return None
             with self.ledger.together():  # Optuna writes the trial at once; its attributes follow at the end
                 with threadpool_limits(1):  # the cores are for the workers, and matrices of samplers are small
                     trial = self.study.optuna_study.ask(self.distributions)
@@ -264,7 +266,9 @@ class Proposals(Queue):
             if excess:
                 for name, value in excess.items():
                     trial.set_constraint(name, value)
-                self.ledger.end(trial.number, TrialState.PRUNED, "limit", f"beyond {', '.join(sorted(excess))}")
+                # it was trained in part, perhaps, before there was this limit; then it costs no budget any more
+                reason = f"beyond {', '.join(sorted(excess))}"
+                self.ledger.end(trial.number, TrialState.PRUNED, "limit", reason, trained=False)
                 continue
             if self._is_known(trial.number, identity):
                 if "point" not in trial.user_attrs:  # the sampler repeats itself: try a point nearby
@@ -312,6 +316,12 @@ class Proposals(Queue):
             )
             return True
         return False
+
+
+def is_tried(study: Study, architecture: Architecture) -> bool:
+    """Whether a study trains or trained a network, or has taken it over."""
+    known = (trial.user_attrs for trial in study.trials_of(study.identify(study.deployed(architecture))))
+    return any(each.get("trained") or "imported_from" in each for each in known)
 
 
 def tried_names(study: Study) -> set[str]:

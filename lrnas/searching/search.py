@@ -23,7 +23,7 @@ from lrnas.models.plan import TIMM
 from lrnas.searching.feasible import find_feasible
 from lrnas.searching.finals import open_levels, tell_end, train_levels, with_finals
 from lrnas.searching.progress import SearchEvents, progress_view, tell_interrupted
-from lrnas.searching.proposals import Proposals
+from lrnas.searching.proposals import Proposals, is_tried
 from lrnas.searching.ray_cluster import Workers, check_sendable, pick_workers, running_ray
 from lrnas.searching.samplers import make_sampler
 from lrnas.searching.settings import SearchSettings, check_settings, gather_settings, takes_settings
@@ -299,7 +299,8 @@ def _enqueue_first(proposals: Proposals, feasible: dict[str, Any] | None) -> Non
     """Enqueue the named networks, a point within the limits, and the trials of drivers that are gone."""
     study = proposals.study
     proposals.enqueue({**proposals.space.points, **proposals.space.uniform})
-    if feasible is not None and not study.spent():  # the sampler might not find one by itself
+    # the sampler might not find one by itself
+    if feasible is not None and not is_tried(study, proposals.space.architecture(feasible)):
         study.optuna_study.enqueue_trial(feasible)
     proposals.ledger.release_orphans()
 

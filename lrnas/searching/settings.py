@@ -449,13 +449,17 @@ def check_settings(settings: SearchSettings) -> None:
 def _refuse_study(settings: SearchSettings) -> None:
     """Raise an error that says how to continue a study whose name is given as a space."""
     from lrnas.study.levels import FULL, level_study  # with Optuna
-    from lrnas.study.manifest import read_manifest
+    from lrnas.study.manifest import LIMITS, read_limits, read_manifest
+    from lrnas.study.objectives import Limits
     from lrnas.study.open import open_search
 
     study = open_search(settings.space, studies=settings.studies)
     manifest = study.manifest
     data = {"data": manifest["data"]} if manifest["data"] in SETS else {}
     begun = {"space": manifest["source"], **data, **manifest.get("settings", {})}
+    if LIMITS in study.optuna_study.user_attrs:  # it was begun, perhaps, with other ones
+        names = ("beat", *(item.name for item in dataclasses.fields(Limits)))
+        begun = {name: value for name, value in begun.items() if name not in names} | read_limits(study.optuna_study)
     finals = level_study(study, FULL)
     if finals is not None:  # the first command may have had other settings of finals, and need not have had any
         begun = {name: value for name, value in begun.items() if name != "finals" or value}
@@ -478,7 +482,8 @@ def _as_command(values: Mapping[str, Any]) -> str:
         elif isinstance(value, Mapping):
             words += [f"--{option} {shlex.quote(f'{field}={one}')}" for field, one in value.items()]
         else:
-            text = ",".join(value) if isinstance(value, list | tuple) else str(value)
+            between = "x" if name == "input" else ","
+            text = between.join(map(str, value)) if isinstance(value, list | tuple) else str(value)
             words.append(f"--{option} {shlex.quote(text)}")
     return " ".join(words)
 

@@ -110,6 +110,21 @@ def test_networks_beyond_a_later_limit_are_not_trained_in_full() -> None:
     assert ask(climb(proposals)[1]).point == "nin-c3-lr"
 
 
+def test_networks_beyond_a_later_limit_of_latency_are_not_trained_in_full() -> None:
+    """It was not measured before there was a limit."""
+    proposals = train_some(make_proposals())
+    cost_of = proposals.cost_of
+    proposals.cost_of = lambda network: {**cost_of(network), "latency": cost_of(network)["macs"] / 1e6}
+    macs = {trial.point: trial.macs for trial in proposals.study.trials}
+    proposals.limits = Limits(max_latency=macs["dense-x0.25"] / 1e6)
+    _, runs = climb(proposals)
+    trained = set()
+    while (run := runs.ask()) is not None:
+        trained.add(run.costs["macs"])
+        finish(runs, run, 0.95)
+    assert trained == {macs["lr-x0.25"], macs["dense-x0.25"]}
+
+
 def test_networks_below_the_accuracy_of_a_reference_network_do_not_count_if_a_limit_leaves_it_out_later() -> None:
     references = {"nin": 0.92, "nin-c3": 0.91, "nin-c3-lr": 0.9}
     proposals = train_some(make_proposals(), references | {"dense-x0.5": 0.8, "dense-x0.25": 0.75, "lr-x0.25": 0.7})

@@ -24,7 +24,8 @@ from lrnas.arch.architecture import Allocation, Architecture
 from lrnas.errors import InvalidArchitecture, OutsideSpace
 from lrnas.models.plan import canonical_id
 from lrnas.sampling.front_sampler import FrontSampler
-from lrnas.searching.proposals import Proposals, distributions_of
+from lrnas.searching.proposals import Proposals, distributions_of, is_tried
+from lrnas.searching.search import _enqueue_first
 from lrnas.spaces.parameters import Parameter
 from lrnas.spaces.space import SearchSpace, load_space
 from lrnas.study.ledger import DRIVER, GONE_AFTER, WATCH, _signed
@@ -125,6 +126,34 @@ def test_limits_cost_no_budget() -> None:
     assert proposal.macs <= 4_000_000 and proposals.spent() == 1
     rejected = proposals.study.optuna_trials((TrialState.PRUNED,))
     assert rejected and all("beyond max_macs" in trial.user_attrs["reason"] for trial in rejected)
+
+
+def test_a_network_trained_in_part_that_a_later_limit_leaves_out_costs_no_budget(tmp_path: Path) -> None:
+    proposals = make_proposals(tmp_path)
+    proposals.enqueue({"nin": SPACE.points["nin"]})
+    begun = proposals.ask()
+    proposals.ledger.report_epoch(begun.number, [0.5], 1.0)
+    proposals.ledger.release(begun.number)
+    limited = make_proposals(tmp_path, Limits(max_macs=4_000_000))
+    limited.ask()
+    assert limited.spent() == limited.running() == 1
+    again = make_proposals(tmp_path)
+    again.enqueue({"nin": SPACE.points["nin"]})
+    assert again.ask().point == "nin"
+
+
+def test_the_point_within_limits_is_tried_in_a_study_that_has_trials() -> None:
+    """Limits may have been set since. In a study that has trained it, it is not tried again."""
+    proposals = train_some(make_proposals())
+    point = SPACE.params_of(SPACE.uniform["lr-x0.5"])
+    for number in (1, 0):
+        assert is_tried(proposals.study, SPACE.uniform["lr-x0.5"]) == (number == 0)
+        _enqueue_first(proposals, point)
+        waiting = proposals.study.optuna_trials((TrialState.WAITING,))
+        own = [trial.system_attrs["fixed_params"] for trial in waiting if "point" not in trial.user_attrs]
+        assert own == number * [point]
+        while proposals.study.optuna_trials((TrialState.WAITING,)):
+            proposals.ledger.complete(proposals.ask().number, 0.5)
 
 
 def test_a_named_network_beyond_the_limits_is_listed_once(tmp_path: Path) -> None:

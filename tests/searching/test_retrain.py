@@ -565,7 +565,8 @@ def test_retrainings_are_listed_and_suggested(tmp_path: Path, capsys: pytest.Cap
     make_finals(study, {"nin-c3-lr": (0.95,)})
     enqueue(retraining(study, "fast,epochs=2"), _choose(study, (0,), False, False), range(1, 2))
     assert main(["studies", "--studies", str(tmp_path)]) == 0
-    assert "Retrainings, which `lrnas retrain NAME` shows: s@fast,epochs=2\n" in capsys.readouterr().out
+    where = f"--studies {tmp_path}"
+    assert f"Retrainings, which `lrnas retrain NAME {where}` shows: s@fast,epochs=2\n" in capsys.readouterr().out
     assert main(["studies", "--studies", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["retrainings"] == ["s@fast,epochs=2"]
     for name, told in (("s@fast", "did you mean s@fast,epochs=2?"), ("s@paper", "s has s@finals, s@fast,epochs=2")):

@@ -19,6 +19,7 @@ from lrnas.recipes import get_recipe
 from lrnas.searching import search as driver
 from lrnas.searching.settings import PLACE, SETTINGS, InvalidSettings, SearchSettings, check_sampler, gather_settings
 from lrnas.spaces.space import load_space
+from lrnas.study.manifest import keep_limits
 from lrnas.study.objectives import pick_objectives
 from lrnas.study.open import open_study
 
@@ -196,6 +197,13 @@ def test_a_study_is_not_taken_for_a_space(tmp_path: Path, capsys: pytest.Capture
         lrnas.search("s", budget=8, studies=tmp_path)
     call = str(caught.value).partition("`lrnas.search(")[2].removesuffix(")`")
     assert eval(f"SearchSettings({call})") == replace(given, set={"lr": 0.1})
+    keep_limits(study, {"max_macs": 45000, "beat": None})  # those that it last had
+    own = replace(begun, input="1x8x8", max_macs=223_000_000, beat=0.6).to_dict()
+    study.set_user_attr("lrnas:manifest", manifest | {"data": "folder:ab12", "settings": own})
+    assert main(["search", "s", "--budget", "8", "--studies", folder]) == 2
+    told = capsys.readouterr().err
+    assert " --input 1x8x8 " in told and " --max-macs 45000 " in told and "--beat" not in told
+    keep_limits(study, {})
     make_finals(open_study("s", studies=tmp_path), {"nin-c3-lr": (0.95,)})  # with 9 epochs
     assert main(["search", "s", "--studies", folder]) == 2
     told = capsys.readouterr().err
