@@ -169,10 +169,10 @@ class PackOnDevices:
         copied, reason = None, f"there, images may take {most / 1e9:.1f} GB"
         if size <= most:
             try:
-                copied, reason = share_file(pack.file, device).view(-1, 3), "once for all trainings"
+                copied, reason = share_file(pack.file, device, self.image_memory).view(-1, 3), "once for all trainings"
             except CannotShare as error:
                 reason = f"one copy for all trainings is not possible: {error}"
-                if size <= min(self.gpu_share * most, free / 2):
+                if size <= min(self.gpu_share * most, self.image_memory * free):
                     copied = copy_pack(pack.pixels, device)
         place = f"read from {pack.file.parent} batch by batch" if copied is None else "in the memory of the GPU"
         name = shown_name(self.found.name)

@@ -67,19 +67,20 @@ def _let_go(connection: socket.socket, address: int) -> None:
     connection.close()
 
 
-def share_file(file: Path, device: torch.device) -> torch.Tensor:
+def share_file(file: Path, device: torch.device, share: float = 0.5) -> torch.Tensor:
     """Return the bytes of a file in memory of a GPU that processes share. Raises CannotShare.
 
     Args:
         file: The file. It does not change while it is used.
         device: The GPU.
+        share: Largest share of the GPU's free memory that the file may take.
     """
     import torch
 
     gpu = device.index if device.index is not None else torch.cuda.current_device()
     with torch.cuda.device(gpu):
         torch.empty(1, device=device)  # from now on, this thread has a context of CUDA
-        connection, handle = _ask(file, gpu, str(torch.cuda.get_device_properties(gpu).uuid))
+        connection, handle = _ask(file, gpu, str(torch.cuda.get_device_properties(gpu).uuid), share)
         address = ctypes.c_uint64()
         try:
             kept = _Handle.from_buffer_copy(handle)
@@ -104,7 +105,7 @@ def can_share(device: torch.device) -> bool:
     return True
 
 
-def _ask(file: Path, gpu: int, uuid: str) -> tuple[socket.socket, bytes]:
+def _ask(file: Path, gpu: int, uuid: str, share: float = 0.5) -> tuple[socket.socket, bytes]:
     """Return a connection to the holder of a file, and CUDA's handle; the holder is started if there is none."""
     if not hasattr(socket, "SO_PEERCRED"):
         raise CannotShare("memory is shared only on Linux")
@@ -118,7 +119,7 @@ def _ask(file: Path, gpu: int, uuid: str) -> tuple[socket.socket, bytes]:
             connection.close()
             raise
         connection.close()
-        _start([sys.executable, "-I", "-S", __file__, os.fspath(file), name, str(gpu)])
+        _start([sys.executable, "-I", "-S", __file__, os.fspath(file), name, str(gpu), str(share)])
     raise CannotShare("the process that keeps the memory has ended")
 
 
@@ -187,8 +188,8 @@ def _check(error: int) -> None:
         raise CannotShare((name.value or b"unknown error").decode())
 
 
-def _copy(file: str, gpu: int) -> bytes:
-    """Copy a file to a GPU, and return CUDA's handle of the memory."""
+def _copy(file: str, gpu: int, share: float) -> bytes:
+    """Copy a file to a GPU if it takes at most a share of the free memory; returns CUDA's handle of the memory."""
     cuda, device, context, address, handle = _cuda(), ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64(), _Handle()
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     size, buffer = Path(file).stat().st_size, bytearray(CHUNK)
@@ -198,8 +199,8 @@ def _copy(file: str, gpu: int) -> bytes:
     _check(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
     _check(cuda.cuCtxSetCurrent(context))
     _check(cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)))
-    if 2 * size > free.value:
-        raise CannotShare("it would take more than half of the memory that is free")
+    if size > share * free.value:
+        raise CannotShare(f"it would take more than {100 * share:.0f} % of the memory that is free")
     _check(cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size)))
     with Path(file).open("rb", buffering=0) as stream:
         done = 0
@@ -210,8 +211,8 @@ def _copy(file: str, gpu: int) -> bytes:
     return bytes(handle)
 
 
-def _hold(file: str, name: str, gpu: int) -> None:
-    """Keep a file in a GPU's memory for the processes that are connected."""
+def _hold(file: str, name: str, gpu: int, share: float) -> None:
+    """Keep a file in a GPU's memory for the processes that are connected; the other arguments are those of `_copy`."""
     with socket.socket(socket.AF_UNIX) as server, selectors.DefaultSelector() as selector:
         try:
             server.bind(_abstract(name))
@@ -220,7 +221,7 @@ def _hold(file: str, name: str, gpu: int) -> None:
         server.listen(BACKLOG)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # this tells that it listens
         try:
-            answer = _copy(file, gpu)
+            answer = _copy(file, gpu, share)
         except (CannotShare, OSError) as error:
             answer = REFUSED + str(error).encode()
         selector.register(server, selectors.EVENT_READ)
@@ -239,4 +240,4 @@ def _hold(file: str, name: str, gpu: int) -> None:
 
 
 if __name__ == "__main__":
-    _hold(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    _hold(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))

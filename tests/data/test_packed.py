@@ -440,10 +440,10 @@ def test_packs_are_kept_on_a_gpu_if_they_fit(pictures: Path, monkeypatch: pytest
     size = pack.pixels.nbytes
     free, total, reason = 10 * size, 2 * size, ""
 
-    def share_file(file: Path, where: torch.device) -> torch.Tensor:
+    def share_file(file: Path, where: torch.device, share: float) -> torch.Tensor:
         if reason:
             raise CannotShare(reason)
-        assert file == pack.file and where == device
+        assert file == pack.file and where == device and share == data.pack.image_memory
         return torch.from_numpy(np.fromfile(file, np.uint8))
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda where: (free, total))
@@ -466,6 +466,8 @@ def test_packs_are_kept_on_a_gpu_if_they_fit(pictures: Path, monkeypatch: pytest
     assert data.pack._on_gpu(pack, device) is None
     data.pack.gpu_share, free = 0.1, 2 * size - 2  # other programs use it
     assert data.pack._on_gpu(pack, device) is None and in_files in data.placement
+    data.pack.image_memory = 0.6
+    assert data.pack._on_gpu(pack, device) == "a copy"
 
 
 def test_resized_crops_are_interpolated_like_those_of_torch() -> None:

@@ -18,7 +18,7 @@ HOLDER = """
 import os, sys, time
 from lrnas.data import shared_copy
 
-def copy(file, gpu):
+def copy(file, gpu, share):
     with open(file + ".copies", "a") as log:
         log.write("x")
     time.sleep(0.3)
@@ -26,7 +26,7 @@ def copy(file, gpu):
 
 shared_copy.LINGER = 0.3
 shared_copy._copy = copy
-shared_copy._hold(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+shared_copy._hold(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))
 """
 """A process that keeps a file as one on a GPU does, but for the calls of CUDA."""
 
@@ -37,7 +37,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     start = shared_copy._start
 
     def start_stand_in(command: list[str]) -> None:
-        start([sys.executable, "-c", HOLDER, *command[-3:]])
+        start([sys.executable, "-c", HOLDER, *command[-4:]])
 
     monkeypatch.setattr(shared_copy, "_start", start_stand_in)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
