@@ -43,16 +43,18 @@ def test_a_kept_study(folder: Path, tmp_path: Path) -> None:
         assert verdict.interval is not None
         low, high = (f"{100 * end:+.2f}".replace("-", "−") for end in verdict.interval)
         ((cost, part),) = verdict.shares.items()
-        told = f"at {part:.2f} of its {COST_WORDS[cost]}: {100 * (verdict.difference or 0):+.2f} points"
+        difference = f"{100 * (verdict.difference or 0):+.2f}".replace("-", "−")
+        told = f"at {part:.2f} of its {COST_WORDS[cost]}: {difference} points"
         assert told in FINDINGS and f"{low} to {high}" in FINDINGS, verdict.point
 
 
-def test_networks_trained_with_the_recipe_of_the_paper(tmp_path: Path) -> None:
-    folder = ROOT / "results" / "studies" / "vgg-deep-cifar10"
+@pytest.mark.parametrize(("name", "recipe"), [("vgg-deep-cifar10", "paper"), ("nin-deep-cifar10", "paper,epochs=80")])
+def test_networks_trained_with_the_recipe_of_the_paper(name: str, recipe: str, tmp_path: Path) -> None:
+    folder = ROOT / "results" / "studies" / name
     (tmp_path / folder.name).mkdir()
     (tmp_path / folder.name / "study.db").write_bytes(lzma.decompress((folder / "study.db.xz").read_bytes()))
     study = open_study(folder.name, studies=tmp_path)
-    by_recipe = [read_retraining(study, recipe) for recipe in ("paper", "full")]
+    by_recipe = [read_retraining(study, recipe) for recipe in (recipe, "full")]
     kept = json.loads((folder / "retrained_paper.json").read_text(encoding="utf-8"))
     assert {final.identity: list(final.accuracies) for final in by_recipe[0]} == {
         network["identity"]: network["accuracies"] for network in kept["networks"]
@@ -68,9 +70,16 @@ def test_networks_trained_with_the_recipe_of_the_paper(tmp_path: Path) -> None:
 def test_the_headline_of_the_readme() -> None:
     """Its numbers are those of the kept studies."""
     readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    vgg, nin, googlenet, fast = (
+    vgg, nin, googlenet, fast, vgg11, resnet = (
         json.loads((ROOT / "results" / "studies" / name / "retrained.json").read_text("utf-8"))
-        for name in ("vgg-deep-cifar10", "nin-deep-cifar10", "googlenet-deep-cifar10", "nin-deep-latency")
+        for name in (
+            "vgg-deep-cifar10",
+            "nin-deep-cifar10",
+            "googlenet-deep-cifar10",
+            "nin-deep-latency",
+            "vgg11-cifar10",
+            "resnet18-cifar10",
+        )
     )
     networks = vgg["networks"]
     found = min((network for network in networks if network["point"] is None), key=lambda network: network["macs"])
@@ -80,14 +89,14 @@ def test_the_headline_of_the_readme() -> None:
     assert 0.2 < found["macs"] / dense["macs"] <= 0.25
     assert {network["n"] for network in networks} == {8} and "over 8 random seeds" in readme
     beaten = (
-        (vgg, 6, "Six of the paper's eight VGGs"),
-        (nin, 3, "its three NiNs"),
-        (googlenet, 3, "its three GoogLeNets"),
+        ((vgg, vgg11), 7, "Seven of the paper's eight VGGs"),
+        ((nin,), 3, "its three NiNs"),
+        ((googlenet,), 3, "its three GoogLeNets"),
+        ((resnet,), 1, "timm's ResNet-18"),
     )
-    for study, number, words in beaten:
-        assert len(study["verdicts"]) == number and words in readme
-        assert {verdict["verdict"] for verdict in study["verdicts"]} == {"dominated"}
-        assert max(verdict["share"] for verdict in study["verdicts"]) < 0.6
+    for studies, number, words in beaten:
+        verdicts = [verdict for study in studies for verdict in study["verdicts"] if verdict["verdict"] == "dominated"]
+        assert len({verdict["point"] for verdict in verdicts if verdict["share"] < 0.6}) == number and words in readme
     assert "are each beaten beyond noise by a network with less than 60 % of its MACs" in readme
     shares = sorted(verdict["shares"]["latency"] for verdict in fast["verdicts"] if verdict["verdict"] == "dominated")
     assert (

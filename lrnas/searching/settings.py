@@ -449,17 +449,16 @@ def check_settings(settings: SearchSettings) -> None:
 def _refuse_study(settings: SearchSettings) -> None:
     """Raise an error that says how to continue a study whose name is given as a space."""
     from lrnas.study.levels import FULL, level_study  # with Optuna
-    from lrnas.study.manifest import LIMITS, read_limits, read_manifest
-    from lrnas.study.objectives import Limits
+    from lrnas.study.manifest import read_manifest
     from lrnas.study.open import open_search
 
     study = open_search(settings.space, studies=settings.studies)
     manifest = study.manifest
     data = {"data": manifest["data"]} if manifest["data"] in SETS else {}
     begun = {"space": manifest["source"], **data, **manifest.get("settings", {})}
-    if LIMITS in study.optuna_study.user_attrs:  # it was begun, perhaps, with other ones
-        names = ("beat", *(item.name for item in dataclasses.fields(Limits)))
-        begun = {name: value for name, value in begun.items() if name not in names} | read_limits(study.optuna_study)
+    last = {**dataclasses.asdict(study.limits), "beat": study.beat}  # it was begun, perhaps, with other limits
+    begun = {name: value for name, value in begun.items() if name not in last}
+    begun |= {name: value for name, value in last.items() if value is not None}
     finals = level_study(study, FULL)
     if finals is not None:  # the first command may have had other settings of finals, and need not have had any
         begun = {name: value for name, value in begun.items() if name != "finals" or value}
