@@ -36,7 +36,7 @@ from lrnas.searching.proposals import Proposal, Proposals
 from lrnas.searching.runs import Chosen, Runs
 from lrnas.searching.setup import SearchTraining
 from lrnas.study.folder import begin_anew, check_untrained, create_optuna_study, is_trained, trials_folder
-from lrnas.study.ledger import Ledger
+from lrnas.study.ledger import Ledger, living_drivers
 from lrnas.study.levels import FULL, LONGER, SHORT, SUFFIXES, Level, level_study, read_level, some_within, tell_left
 from lrnas.study.manifest import (
     LEVEL,
@@ -61,12 +61,13 @@ SLACK = 0.2
 """Share of the time of the later levels by which seeds of networks on the front may exceed it."""
 
 
-def open_levels(search: Study, levels: Mapping[str, Level]) -> dict[str, Study]:
+def open_levels(search: Study, levels: Mapping[str, Level], driver: str | None = None) -> dict[str, Study]:
     """Open the studies of the later levels of a search, or create them.
 
     Args:
         search: The search.
         levels: The levels by name; the first is the search's own.
+        driver: Name of the driver that opens them. While others work on the search, no level begins anew.
 
     Returns:
         The studies by the name of their level, the search's own included.
@@ -78,6 +79,8 @@ def open_levels(search: Study, levels: Mapping[str, Level]) -> dict[str, Study]:
         try:
             pinned = check_manifest(stored, manifest)
         except OtherSettings as error:
+            if driver is not None and living_drivers(search.optuna_study) - {driver}:
+                raise
             stored = begin_anew(stored, error, search.where, search.objectives)
             pinned = check_manifest(stored, manifest)
         name_metrics(stored, search.objectives)

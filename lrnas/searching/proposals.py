@@ -303,9 +303,12 @@ class Proposals(Queue):
 
     def _is_known(self, number: int, identity: str) -> bool:
         """Whether another trial trains or trained this network; if so, this trial is ended as a duplicate."""
-        for other in self.study.trials_of(identity):
+        earlier, later = self._same_point(number)
+        for other in [*earlier, *self.study.trials_of(identity)]:
             known = other.user_attrs
-            if other.number == number or not (known.get("trained") or "imported_from" in known):
+            if other.number == number or other.number in later:
+                continue
+            if other not in earlier and not (known.get("trained") or "imported_from" in known):
                 continue
             if other.state == TrialState.FAIL:
                 continue  # it was lost: try again
@@ -316,6 +319,19 @@ class Proposals(Queue):
             )
             return True
         return False
+
+    def _same_point(self, number: int) -> tuple[list[FrozenTrial], set[int]]:
+        """The open trials of the same named network: those before this one, and the numbers of those after it.
+
+        Drivers that start together may put a named network into the queue twice. The first of the two is trained: the
+        second one sees it, even if its network is not written yet, so the first one need not look for the second.
+        """
+        point = self.study.optuna_trial(number).user_attrs.get("point")
+        if point is None:
+            return [], set()
+        opened = self.study.optuna_trials((TrialState.RUNNING, TrialState.WAITING))
+        same = [trial for trial in opened if trial.user_attrs.get("point") == point]
+        return [one for one in same if one.number < number], {one.number for one in same if one.number > number}
 
 
 def is_tried(study: Study, architecture: Architecture) -> bool:

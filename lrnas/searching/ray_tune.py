@@ -312,6 +312,11 @@ class _StudySearcher(Searcher):
                 logger.info(placement)
             self.notify("epoch")
 
+    def put_back(self, trial_id: str) -> None:
+        """Let a trial wait that no worker has begun to train."""
+        self.first_facts.pop(trial_id, None)
+        self.ledger.release(self.running.pop(trial_id))
+
     def _record_epoch(self, trial_id: str, result: Mapping[str, Any]) -> None:
         self.ledger.report_epoch(self.running[trial_id], result["curve"], result["seconds"], **_metrics(result))
 
@@ -441,6 +446,9 @@ class _Watch(Callback):
 
     @_guarded
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        for trial in trials:  # if a worker is not ready for its next trial, Tune ends that one and tells nobody
+            if trial.status == trial.ERROR and trial.trial_id in self.searcher.running:
+                self.searcher.put_back(trial.trial_id)
         now = time.monotonic()
         if now < self.next:
             return

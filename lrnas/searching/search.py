@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,16 +19,14 @@ import optuna
 from lrnas._arguments import checked
 from lrnas._messages import logger
 from lrnas.errors import LrnasError
-from lrnas.models.plan import TIMM
 from lrnas.searching.feasible import find_feasible
 from lrnas.searching.finals import open_levels, tell_end, train_levels, with_finals
 from lrnas.searching.progress import SearchEvents, progress_view, tell_interrupted
 from lrnas.searching.proposals import Proposals, is_tried
 from lrnas.searching.ray_cluster import Workers, check_sendable, pick_workers, running_ray
 from lrnas.searching.samplers import make_sampler
-from lrnas.searching.settings import SearchSettings, check_settings, gather_settings, takes_settings
+from lrnas.searching.settings import SearchSettings, check_settings, gather_settings, load_searched, takes_settings
 from lrnas.searching.setup import SearchTraining
-from lrnas.spaces.space import load_space
 from lrnas.study.folder import (
     begin_anew,
     check_folder,
@@ -125,14 +123,7 @@ def prepare_search(settings: SearchSettings) -> Preparation:
         () if trainable is None else trainable.files,
         settings.trial_timeout,
     )
-    batch_norm = None if settings.space.startswith(TIMM) else settings.batch_norm
-    space = load_space(
-        settings.space,
-        granularity=settings.granularity,
-        batch_norm=batch_norm,
-        divisor=settings.divisor,
-        stem_stride=settings.stem_stride,
-    )
+    space = load_searched(settings)
     data = settings.data or ("cifar10" if workers.gpus > 0 else "digits")
     if settings.name is not None and trainable is None:
         _refuse_other_data(settings, settings.name, data)
@@ -189,6 +180,7 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
 
     # the study, which pins what its trials have in common
     stored = create_optuna_study(name, open_storage(settings.storage, folder), training.objectives)
+    present = ExitStack()
     try:
         if (continued := continue_with(training, stored)) is not training:
             training, feasible = continued, find_feasible(space, limits, continued.cost)
@@ -198,6 +190,10 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
             found = with_finals(error, Study(name, stored, training.objectives, read_manifest(stored), where), training)
             stored = begin_anew(stored, found, where, training.objectives)
             manifest = training.pin(stored)
+        study = Study(name, stored, training.objectives, manifest, where)
+        ledger, has_finals = Ledger(study), settings.finals > 0
+        # what follows may take minutes; a search with other settings must not take the study for an empty one meanwhile
+        present.enter_context(ledger.alive())
         training.measure_latency(manifest)
         if settings.max_latency is not None:
             limits = dataclasses.replace(limits, max_latency=settings.max_latency)
@@ -209,14 +205,12 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
             why = "; so --beat has no network to compare with" if in_vain else ""
             logger.info(f"left out, because they are beyond the limits: {', '.join(beyond)}{why}")
         name_metrics(stored, training.objectives)
-        study = Study(name, stored, training.objectives, manifest, where)
-        ledger, has_finals = Ledger(study), settings.finals > 0
         proposals = Proposals(
             ledger, space, training.cost, limits, training.guess, settings.beat, has_finals=has_finals
         )
         if (other := open_other(settings, name)) is not None:
             logger.info(f"{proposals.import_from(other)} networks of {settings.warm_start} taken over")
-        later = open_levels(study, training.levels) if has_finals else {}
+        later = open_levels(study, training.levels, ledger.driver) if has_finals else {}
 
         # the trials
         measurement = training.measurement(workers, limits, feasible)
@@ -242,6 +236,7 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
             from lrnas.searching.ray_tune import run_trials
 
             is_over, begun = False, num_ended(*later.values())
+            present.close()  # from here on, `run_trials` gives signs of life
             while not is_over:
                 is_exhausted = run_trials(
                     proposals,
@@ -270,9 +265,12 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
             if later and (line := tell_below(study)):
                 logger.warning(line)
     except LrnasError:
+        present.close()
         with suppress(LrnasError):  # the storage may be gone
             delete_if_empty(stored, folder)
         raise
+    finally:
+        present.close()
     return study
 
 

@@ -27,7 +27,7 @@ from lrnas.data.names import IMAGE_MEMORY, PACKS, SETS, is_in_files, unknown_set
 from lrnas.errors import LrnasError, UnknownName, is_command
 from lrnas.models.plan import TIMM
 from lrnas.recipes import OTHER_NAMES, Recipe, check_recipe
-from lrnas.spaces.space import load_space
+from lrnas.spaces.space import SearchSpace, load_space
 from lrnas.study.location import DATABASE
 from lrnas.study.objectives import pick_objectives
 
@@ -198,8 +198,9 @@ class SearchSettings:
     start_from: str | None = setting(FILE, "FILE")
     """Start every network from trained weights of the model of the space, timm:MODEL: layers with other filters
     approximate those of the model (default: random weights)."""
-    batch_norm: bool | None = setting(FLAG, "", True)
-    """Put batch norm into every network."""
+    batch_norm: bool | None = setting(FLAG, "")
+    """Put batch norm into every network (default: set by the file of the space, else yes; models of timm keep their own
+    norms)."""
     granularity: str | None = setting(TEXT, "NAME")
     """Vary layers together: network (all alike), stage (alike in each stage) or layer (each by itself) (default: set by
     the space)."""
@@ -433,17 +434,26 @@ def check_settings(settings: SearchSettings) -> None:
         raise LrnasError(f"--latency-device must be cpu or cuda; got {settings.latency_device!r}; choose one")
     if not settings.space.startswith(TIMM):  # timm needs torch
         try:
-            load_space(
-                settings.space,
-                granularity=settings.granularity,
-                batch_norm=settings.batch_norm,
-                divisor=settings.divisor,
-                stem_stride=settings.stem_stride,
-            )
+            load_searched(settings)
         except UnknownName:
             if (Path(settings.studies) / settings.space / DATABASE).exists():
                 _refuse_study(settings)
             raise
+
+
+def load_searched(settings: SearchSettings) -> SearchSpace:
+    """The space of a search."""
+    load = functools.partial(
+        load_space,
+        settings.space,
+        granularity=settings.granularity,
+        divisor=settings.divisor,
+        stem_stride=settings.stem_stride,
+    )
+    space = load(batch_norm=settings.batch_norm)
+    if space.batch_norm is None and not any(backbone.startswith(TIMM) for backbone in space.backbones):
+        space = load(batch_norm=True)
+    return space
 
 
 def _refuse_study(settings: SearchSettings) -> None:

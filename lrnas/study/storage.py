@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import itertools
+import json
 import math
 import os
 import random
@@ -20,7 +21,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -404,24 +405,43 @@ class _JournalFile(JournalFileBackend):
             raise self.unusable("read", error) from None
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        text = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
         try:
-            super().append_logs(logs)
+            with self._locked():
+                self._cut()  # else this line would continue one that its writer could not finish
+                with self.path.open("ab") as stream:
+                    stream.write(text.encode())
+                    stream.flush()
+                    os.fsync(stream.fileno())
         except OSError as error:
             raise self.unusable("written", error) from None
 
     def mend(self) -> None:
         """Remove an incomplete last line, which its writer could not finish, for example on a full disk."""
-        if self.path.read_bytes()[-1:] in (b"", b"\n"):
-            return
+        if not self._is_whole():
+            with self._locked():
+                self._cut()  # the line may be complete by now
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
         self.lock.acquire()
         try:
-            text = self.path.read_bytes()  # the line may be complete by now
-            whole = text.rfind(b"\n") + 1
-            if whole < len(text):
-                os.truncate(self.path, whole)
-                logger.warning(f"the last line of {self.path} was incomplete, and is removed")
+            yield
         finally:
             self.lock.release()
+
+    def _is_whole(self) -> bool:
+        """Whether the last line is complete."""
+        with self.path.open("rb") as stream:
+            if not stream.seek(0, os.SEEK_END):
+                return True
+            stream.seek(-1, os.SEEK_END)
+            return stream.read() == b"\n"
+
+    def _cut(self) -> None:
+        if not self._is_whole():
+            os.truncate(self.path, self.path.read_bytes().rfind(b"\n") + 1)
+            logger.warning(f"the last line of {self.path} was incomplete, and is removed")
 
     def unusable(self, how: str, error: Exception) -> StorageError:
         reason = getattr(error, "strerror", None) or f"it is not a journal of Optuna ({error})"

@@ -7,6 +7,7 @@ import re
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -118,6 +119,32 @@ def test_the_same_network_is_not_trained_twice() -> None:
     assert copied.values == proposals.study.optuna_trials()[first.number].values
     assert [trial.number for trial in proposals.study.front()] == [first.number]
     assert proposals.spent() == 3  # the first and two that are being trained
+
+
+def test_of_two_drivers_that_ask_for_a_named_network_at_once_one_trains_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have put it into the queue."""
+    drivers = [make_proposals(tmp_path) for _ in range(2)]
+    drivers[0].enqueue({"nin": SPACE.points["nin"]})
+    params = SPACE.params_of(SPACE.points["nin"])
+    drivers[1].study.optuna_study.enqueue_trial(params, user_attrs={"point": "nin", "macs": 1})
+    is_known, barrier = Proposals._is_known, threading.Barrier(2)
+
+    def at_once(self: Proposals, number: int, identity: str) -> bool:
+        if number > 1:
+            return is_known(self, number, identity)
+        barrier.wait()  # both are written
+        found = is_known(self, number, identity)
+        barrier.wait()  # both have looked
+        return found
+
+    monkeypatch.setattr(Proposals, "_is_known", at_once)
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(lambda driver: driver.ask(), drivers))
+    assert sorted(proposal.point or "" for proposal in found) == ["", "nin"]
+    states = [(trial.state, trial.user_attrs.get("status")) for trial in drivers[0].study.optuna_trials()]
+    assert states[:2] == [(TrialState.RUNNING, None), (TrialState.FAIL, "duplicate")]
 
 
 def test_limits_cost_no_budget() -> None:

@@ -22,8 +22,10 @@ from lrnas.recipes import Recipe
 from lrnas.searching import ray_tune
 from lrnas.searching.proposals import Proposal, Proposals
 from lrnas.searching.ray_cluster import Workers
-from lrnas.searching.ray_tune import _StudySearcher
+from lrnas.searching.ray_tune import _StudySearcher, _Watch
 from lrnas.training.job import Job
+
+STATES = {"one": "ERROR", "two": "RUNNING", "before": "ERROR"}
 
 
 def make_searcher(proposals: Proposals, folder: Path, told: list[str]) -> _StudySearcher:
@@ -42,6 +44,20 @@ def test_it_is_said_once_where_images_are(tmp_path: Path, caplog: pytest.LogCapt
             report = {"curve": curve, "seconds": 1.0, "images_per_second": 9.0, "placement": f"on {trial[:1]} GPU"}
             searcher.on_trial_result(trial, report)
     assert [record.message for record in caplog.records if record.name == "lrnas"] == ["on o GPU", "on t GPU"]
+
+
+def test_a_trial_whose_worker_is_not_ready_waits(tmp_path: Path) -> None:
+    """Tune ends it without a word if the function that the worker trained before takes long to end."""
+    searcher = make_searcher(make_proposals(), tmp_path, [])
+    for name in ("one", "two"):
+        searcher.suggest(name)
+    watch = object.__new__(_Watch)
+    watch.searcher, watch.next = searcher, float("inf")
+    tunes = [SimpleNamespace(trial_id=name, status=status, ERROR="ERROR") for name, status in STATES.items()]
+    for _ in range(2):
+        watch.on_step_begin(1, tunes)
+    states = [trial.state for trial in searcher.queue.study.optuna_trials()]
+    assert states == [TrialState.WAITING, TrialState.RUNNING] and list(searcher.running) == ["two"]
 
 
 def test_images_that_cannot_be_read_end_the_search_at_once(tmp_path: Path) -> None:

@@ -17,7 +17,15 @@ from lrnas.data.names import is_in_files
 from lrnas.errors import LrnasError
 from lrnas.recipes import get_recipe
 from lrnas.searching import search as driver
-from lrnas.searching.settings import PLACE, SETTINGS, InvalidSettings, SearchSettings, check_sampler, gather_settings
+from lrnas.searching.settings import (
+    PLACE,
+    SETTINGS,
+    InvalidSettings,
+    SearchSettings,
+    check_sampler,
+    gather_settings,
+    load_searched,
+)
 from lrnas.spaces.space import load_space
 from lrnas.study.manifest import keep_limits
 from lrnas.study.objectives import pick_objectives
@@ -215,6 +223,19 @@ def test_a_study_is_not_taken_for_a_space(tmp_path: Path, capsys: pytest.Capture
         assert ("--finals 0.3" in (told := capsys.readouterr().err), "--finals" in told) == (is_told, is_told)
 
 
+def test_batch_norm_is_that_of_the_file_of_a_space(tmp_path: Path) -> None:
+    vary = '[[space.vary]]\nlayers = ["*"]\nsquare = [0, 1]\n'
+    for key, given, expected in (("", None, True), ("", False, False), ("batch_norm = false", None, False)):
+        (tmp_path / "own.toml").write_text(f'[space]\nbackbone = "nin"\n{key}\n{vary}')
+        settings = SearchSettings(space=str(tmp_path / "own.toml"), budget=1, batch_norm=given)
+        assert load_searched(settings).batch_norm is expected
+    (tmp_path / "own.toml").write_text(f'[space]\nbackbone = "timm:resnet18"\n{vary}')
+    settings = SearchSettings(space=str(tmp_path / "own.toml"), budget=1)
+    assert load_searched(settings).batch_norm is None  # its own norms
+    with pytest.raises(LrnasError, match="a timm model keeps its own norm; got batch_norm true"):
+        load_searched(replace(settings, batch_norm=True))
+
+
 def test_wrong_names_are_told_before_a_missing_budget(capsys: pytest.CaptureFixture[str]) -> None:
     for options, told in (
         (["--space", "nim", "--data", "folder:small"], "unknown space 'nim'; did you mean nin?"),
@@ -274,7 +295,7 @@ def test_help_has_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["search", "--help"])
     words = " ".join(capsys.readouterr().out.split())
-    assert "Put batch norm into every network (default: yes). --granularity" in words
+    assert "Put batch norm into every network (default: set by the file of the space, else yes; models" in words
     assert "latency (default: accuracy,macs)." in words
 
 

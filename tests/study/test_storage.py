@@ -276,6 +276,20 @@ def test_a_file_that_is_not_a_journal_is_not_changed(content: bytes, tmp_path: P
     assert (tmp_path / "journal").read_bytes() == content
 
 
+def test_a_line_of_a_journal_that_could_not_be_finished_is_not_continued(tmp_path: Path) -> None:
+    """The disk was full for a moment; every driver that goes on removes the line."""
+    where = f"journal:{tmp_path / 'journal'}"
+    one = optuna.create_study(study_name="s", storage=open_storage(where, tmp_path))
+    two = optuna.load_study(study_name="s", storage=open_storage(where, tmp_path))
+    for number, study in enumerate((one, two)):
+        with (tmp_path / "journal").open("ab") as stream:
+            stream.write(b'{"op_code":4,"wor')
+        study.set_user_attr("later", number)
+        assert one.user_attrs["later"] == two.user_attrs["later"] == number
+    again = optuna.load_study(study_name="s", storage=open_storage(where, tmp_path))
+    assert again.user_attrs == {"later": 1}
+
+
 def test_a_journal_whose_last_line_is_cut_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
