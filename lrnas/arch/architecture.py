@@ -156,7 +156,7 @@ class Allocation:
             then k×1 filters).
         groups: The groups of a composite layer, in any order; their shares sum to 1.
         width: Number of filters as a multiple of the backbone's; in a separable layer the number of k×1 filters. 0: the
-            layer is left out, which some layers of NiN can be.
+            layer is left out, which some layers of VGG, NiN, GoogLeNet and timm's models can be.
         join: Output channels of a 1×1 join as a multiple of the backbone's width; None: no join.
         middle: Number of 1×k filters of a separable layer as a multiple of the backbone's; None: the same as `width`.
 
