@@ -86,7 +86,8 @@ def shell_lines(study: Study, trials: Iterable[Trial], where: Whereabouts) -> li
 
 def _numbers_with_weights(name: str, where: Whereabouts) -> set[int]:
     """Numbers of the trials of a study whose weights are kept."""
-    return {int(file.parent.name) for file in trials_folder(where.folder, name).glob(f"*/{CHECKPOINT}")}
+    found = (file.parent.name for file in trials_folder(where.folder, name).glob(f"*/{CHECKPOINT}"))
+    return {int(name) for name in found if name.isdecimal()}
 
 
 def retrain_line(study: Study, where: Whereabouts) -> ShellLine | None:

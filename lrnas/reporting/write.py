@@ -206,8 +206,7 @@ def _write_figures(contents: Report, folder: Path) -> list[Path]:
 
 def _remove_earlier(contents: Report, folder: Path, figures: Sequence[Path]) -> None:
     """Remove figures that an earlier report wrote and this one does not have."""
-    for name in (*FIGURES, EARLIER):
-        for form in FORMS:
-            for file in (folder / f"{name}.{form}", *folder.glob(f"{name}-*.{form}")):
-                if file not in figures:
-                    file.unlink(missing_ok=True)
+    for ending in ("", *(f"-{study.name}" for study in contents.studies)):
+        for file in (folder / f"{name}{ending}.{form}" for name in (*FIGURES, EARLIER) for form in FORMS):
+            if file not in figures:
+                file.unlink(missing_ok=True)
