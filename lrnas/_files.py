@@ -14,6 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from filelock import FileLock, Timeout
+
+from lrnas._messages import logger
+
 MAX_TEXT = 2**18
 """Largest size of a file that a person writes, in bytes; far above that of any network or search space."""
 MAX_RECORD = 64 * 2**20
@@ -32,6 +36,22 @@ def open_regular(path: str | Path) -> BinaryIO:
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # opening a folder raises an OSError of its own
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     return path.open("rb")
+
+
+def acquire_lock(path: Path, waiting: str) -> FileLock:
+    """Acquire the lock of a file among processes, and return it; a message is logged if another process has it.
+
+    Args:
+        path: The file of the lock.
+        waiting: The message.
+    """
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        logger.info(waiting)
+        lock.acquire()
+    return lock
 
 
 def read_text(path: str | Path, limit: int = MAX_TEXT) -> str:

@@ -42,9 +42,9 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
-from filelock import FileLock, Timeout
 from torch.nn import functional
 
+from lrnas._files import acquire_lock
 from lrnas._messages import duration, file_size, logger
 from lrnas.data.cache import read_arrays, write_cache
 from lrnas.data.names import Progress, data_folder, short_name, shown_name
@@ -397,12 +397,8 @@ class _Packing:
         """Context in which no other process makes a pack of this data set in this size."""
         with self._explained():
             self.folder.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self.folder / f"{self.title}.lock")
-            try:
-                lock.acquire(timeout=0)
-            except Timeout:
-                logger.info("waiting for another process, which is packing the images of %s", self.shown)
-                lock.acquire()
+            waiting = f"waiting for another process, which is packing the images of {self.shown}"
+            lock = acquire_lock(self.folder / f"{self.title}.lock", waiting)
         try:
             yield
         finally:

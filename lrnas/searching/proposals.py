@@ -308,7 +308,7 @@ class Proposals(Queue):
             known = other.user_attrs
             if other.number == number or other.number in later:
                 continue
-            if other not in earlier and not (known.get("trained") or "imported_from" in known):
+            if other not in earlier and not _is_taken(known):
                 continue
             if other.state == TrialState.FAIL:
                 continue  # it was lost: try again
@@ -336,8 +336,12 @@ class Proposals(Queue):
 
 def is_tried(study: Study, architecture: Architecture) -> bool:
     """Whether a study trains or trained a network, or has taken it over."""
-    known = (trial.user_attrs for trial in study.trials_of(study.identify(study.deployed(architecture))))
-    return any(each.get("trained") or "imported_from" in each for each in known)
+    return any(_is_taken(trial.user_attrs) for trial in study.trials_of(study.identify(study.deployed(architecture))))
+
+
+def _is_taken(known: Mapping[str, Any]) -> bool:
+    """Whether a trial with these attributes is or was trained, here or in another study."""
+    return bool(known.get("trained") or "imported_from" in known)
 
 
 def tried_names(study: Study) -> set[str]:

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from filelock import FileLock, Timeout
 from torch import nn
 
-from lrnas._files import read_json, write_atomically
+from lrnas._files import acquire_lock, read_json, write_atomically
 from lrnas._messages import logger
 from lrnas.arch.backbone_shapes import smallest_input
 from lrnas.data.catalog import load_set
@@ -212,11 +211,11 @@ def reproduce(
     except OSError as error:
         raise DataError(f"cannot write to {out}: {error.strerror}; give another --out") from None
 
+    where = (smallest, data_dir, image_size, image_memory, pack)
     jobs = {
-        label: Job(network, image_set.name, chosen, 0, smallest, data_dir, image_size, image_memory, pack)
+        label: Job(network, image_set.name, chosen, 0, *where, data_identity=image_set.identity)
         for label, network in networks.items()
     }
-    jobs = {label: replace(job, data_identity=image_set.identity) for label, job in jobs.items()}
     base_macs = [*jobs.values()][-1].macs(image_set)
     record_files = {
         (label, seed): out / f"{label}-{short_name(image_set.name)}-{Path(recipe).stem}-seed{seed}.json"
@@ -263,22 +262,22 @@ def reproduce(
 
 @contextmanager
 def _locked(file: Path, what: str) -> Iterator[None]:
-    """Context in which no other process trains the run of a record. If the record exists, nothing is locked."""
-    if file.exists():
-        yield
-        return
-    lock = FileLock(file.with_suffix(".lock"))
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        logger.info(f"another process trains {what}: waiting for it")
-        lock.acquire()
+    """Context in which no other process trains the run of a record, unless the disk has no locks.
+
+    If the record exists, nothing is locked.
+    """
+    lock = None
+    if not file.exists():
+        with suppress(OSError, NotImplementedError):
+            lock = acquire_lock(file.with_suffix(".lock"), f"another process trains {what}: waiting for it")
     try:
         yield
     finally:
-        lock.release()
-    with suppress(OSError):
-        file.with_suffix(".lock").unlink()  # others that wait for it find the record
+        if lock is not None:
+            lock.release()
+    if lock is not None:
+        with suppress(OSError):
+            file.with_suffix(".lock").unlink()  # others that wait for it find the record
 
 
 def _default_data(published: str | None, device: str) -> str:

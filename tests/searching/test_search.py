@@ -93,6 +93,25 @@ def test_a_study_that_was_begun_with_another_divisor(pictures: Path, tmp_path: P
     assert begin(tmp_path, pictures, name="s", divisor=1).study.spent() == 1
 
 
+def test_a_search_that_prepares_is_not_taken_for_an_empty_one(pictures: Path, tmp_path: Path) -> None:
+    """Another search has the same name and other settings. It begins while the first one packs its images."""
+    refused = []
+    common: dict[str, Any] = {"name": "s", "data_dir": tmp_path / "own"}  # nothing is packed there
+
+    class Meanwhile(Told):
+        def preparing(self, what: str, done: int, total: int) -> None:
+            if not refused:
+                with pytest.raises(StudyError, match=r"`epochs` was .*, now 77") as error:
+                    begin(tmp_path, pictures, epochs=77, **common)
+                refused.append(error)
+
+    first = Meanwhile()
+    with pytest.raises(KeyboardInterrupt):
+        search("nin", budget=2, data=f"folder:{pictures}", studies=tmp_path / "studies", events=first, **common)
+    assert refused and first.study.manifest == open_study("s", studies=tmp_path / "studies").manifest
+    assert begin(tmp_path, pictures, epochs=77, **common).study.manifest != first.study.manifest  # nothing was trained
+
+
 @pytest.mark.parametrize("has_mps", [True, False])
 def test_a_process_gets_ready_to_measure_while_ray_starts_and_ends_before_the_first_trial(
     has_mps: bool, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -113,6 +113,15 @@ def test_two_commands_do_not_train_the_same_run_at_a_time(tmp_path: Path, caplog
     assert order == ["first", "second, record True"] and list(tmp_path.iterdir()) == [record]
 
 
+def test_a_disk_without_locks_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no locks available")
+
+    monkeypatch.setattr(module, "acquire_lock", fail)
+    with _locked(tmp_path / "nin-seed0.json", "nin, seed 0"):
+        pass
+
+
 def test_the_baseline_has_batch_norm_where_the_network_has(thin: Path, tmp_path: Path) -> None:
     """Otherwise the comparison would show the effect of the norms instead of that of the filters."""
     network = json.loads(thin.read_text())
