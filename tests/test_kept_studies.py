@@ -48,7 +48,10 @@ def test_a_kept_study(folder: Path, tmp_path: Path) -> None:
         assert told in FINDINGS and f"{low} to {high}" in FINDINGS, verdict.point
 
 
-@pytest.mark.parametrize(("name", "recipe"), [("vgg-deep-cifar10", "paper"), ("nin-deep-cifar10", "paper,epochs=80")])
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    [("vgg-deep-cifar10", "paper"), ("nin-deep-cifar10", "paper,epochs=80"), ("googlenet-deep-cifar10", "paper")],
+)
 def test_networks_trained_with_the_recipe_of_the_paper(name: str, recipe: str, tmp_path: Path) -> None:
     folder = ROOT / "results" / "studies" / name
     (tmp_path / folder.name).mkdir()
