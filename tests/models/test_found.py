@@ -17,12 +17,23 @@ from lrnas.data.names import data_folder
 from lrnas.models.found import found_networks
 from lrnas.models.plan import make_plan
 
-TESTED = {"lrnas-googlenet-a": 91.07, "lrnas-nin-a": 92.20, "lrnas-nin-b": 92.77, "lrnas-vgg-a": 91.86}
+TESTED = {
+    "lrnas-googlenet-a": 91.07,
+    "lrnas-googlenet-b": 92.05,
+    "lrnas-googlenet-c": 92.89,
+    "lrnas-nin-a": 92.20,
+    "lrnas-nin-b": 92.77,
+    "lrnas-nin-c": 93.26,
+    "lrnas-vgg-a": 91.86,
+}
 """Accuracy on the 10,000 test images of CIFAR-10, in percent (`python -m benchmarks.models test`)."""
 MACS = {
     "lrnas-googlenet-a": 50_281_728,
+    "lrnas-googlenet-b": 32_591_200,
+    "lrnas-googlenet-c": 70_334_432,
     "lrnas-nin-a": 70_914_048,
     "lrnas-nin-b": 115_442_688,
+    "lrnas-nin-c": 276_286_464,
     "lrnas-vgg-a": 40_602_752,
 }
 all_found = pytest.mark.parametrize("name", TESTED)
