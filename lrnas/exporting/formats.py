@@ -132,6 +132,8 @@ def _first_convs(model: nn.Module, named: str | Sequence[str] | None) -> list[st
             found += [f"{path}.{name}" for name, _ in layer.named_children() if name.startswith("conv")]
         elif isinstance(layer, SeparableConv2d):
             found.append(f"{path}.{layer.names[0]}")
+        elif isinstance(layer, nn.Sequential):  # a merged layer and its join
+            found.append(f"{path}.0")
         elif layer is not None:
             found.append(path)
     return found

@@ -25,6 +25,8 @@ from lrnas.layers.kernels import available
 def fused(model: nn.Module) -> Iterator[None]:
     """Make a model faster inside a `with` block; afterwards its modules have their old classes again.
 
+    A copy that is made inside the block stays fast. Like an accelerated model, it cannot be pickled.
+
     Args:
         model: The model, already on the device where it will run.
     """

@@ -17,14 +17,15 @@ from torch import Tensor, nn
 
 from lrnas.layers.conv import CompositeConv2d, WindowConv2d, conv_as_product, covers, has_hooks, num_positions
 from lrnas.layers.fold import join_kernels, joined_bias, joined_geometry
+from lrnas.layers.kernels import is_exporting
 
 LARGE_MAP = 1 << 16
 """Smallest number of values of a map for which pooling in several passes is faster than PyTorch's pool."""
 
 
 def _is_inference(x: Tensor) -> bool:
-    """Whether a tensor is a map of a model that runs without gradients."""
-    return x.ndim == 4 and x.is_floating_point() and not torch.is_grad_enabled()
+    """Whether a tensor is a map of a model that runs without gradients, and is not exported for batches of any size."""
+    return x.ndim == 4 and x.is_floating_point() and not torch.is_grad_enabled() and not is_exporting()
 
 
 def _channels_last(x: Tensor) -> Tensor:

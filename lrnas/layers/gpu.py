@@ -83,11 +83,13 @@ class _AnyBatchNorm(nn.BatchNorm2d):
 
     @staticmethod
     def fits(module: nn.BatchNorm2d) -> bool:
-        running = module.track_running_stats and module.momentum is not None
-        return module.affine and running and module.weight.dtype == torch.float32
+        has_both = module.affine and module.bias is not None
+        return has_both and module.running_mean is not None and module.weight.dtype == torch.float32
 
     def supports(self, x: Tensor) -> bool:
-        return self.training and usable(x) and x.shape[1] == self.num_features and x.numel() > x.shape[1]
+        keeps = self.track_running_stats and self.momentum is not None  # torch.optim.swa_utils.update_bn changes it
+        right = usable(x) and x.shape[1] == self.num_features and x.numel() > x.shape[1]
+        return self.training and keeps and right
 
     def compute(self, x: Tensor, relu: bool) -> Tensor:
         running = cast(tuple[Tensor, Tensor, Tensor], (self.running_mean, self.running_var, self.num_batches_tracked))

@@ -1,6 +1,7 @@
 """Exported networks are read back, in this process and in new ones, and compared with the original."""
 
 import dataclasses
+import functools
 import json
 import subprocess
 import sys
@@ -92,8 +93,9 @@ def write_checkpoint(
     return folder
 
 
-def dense_is_fastest(forms: Mapping[str, nn.Module], x: Tensor) -> Times:
-    return Times({name: 1.0 if name in ("dense", "fastest layers") else 2.0 for name in forms}, 0.0)
+def prefer(wanted: str, forms: Mapping[str, nn.Module], x: Tensor) -> Times:
+    """Make one form of every layer the fastest one."""
+    return Times({name: 1.0 if name in (wanted, "fastest layers") else 2.0 for name in forms}, 0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +110,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def forced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the dense form of every layer the fastest one."""
-    monkeypatch.setattr(exporting, "_make_timer", lambda *_: dense_is_fastest)
+    monkeypatch.setattr(exporting, "_make_timer", lambda *_: functools.partial(prefer, "dense"))
 
 
 def test_exports_work_in_a_new_process(tmp_path: Path, forced: None) -> None:
@@ -608,21 +610,29 @@ def test_a_loaded_network_says_how_images_are_prepared(tmp_path: Path, caplog: p
 
 
 @pytest.mark.parametrize(
-    ("backbone", "stem", "fuse"),
+    ("backbone", "stem", "form"),
     [
-        ("timm:resnet18", Allocation.composite(vertical=0.5, horizontal=0.5, join=1), False),
-        ("timm:resnet18", Allocation.composite(vertical=0.5, horizontal=0.5, join=1), True),
-        ("timm:resnet18", Allocation("separable"), False),
-        ("nin", Allocation.composite(vertical=0.5, horizontal=0.5), True),
+        ("timm:resnet18", Allocation.composite(vertical=0.5, horizontal=0.5, join=1), ""),
+        ("timm:resnet18", Allocation.composite(vertical=0.5, horizontal=0.5, join=1), "dense"),
+        ("timm:resnet18", Allocation.composite(vertical=0.5, horizontal=0.5, join=1), "merged"),
+        ("timm:resnet18", Allocation("separable"), ""),
+        ("nin", Allocation.composite(vertical=0.5, horizontal=0.5), "dense"),
+        ("nin", Allocation.composite(vertical=0.5, horizontal=0.5, join=1), "merged"),
     ],
 )
 def test_timm_can_change_the_channels_of_images(
-    backbone: str, stem: Allocation, fuse: bool, tmp_path: Path, forced: None, capsys: pytest.CaptureFixture[str]
+    backbone: str,
+    stem: Allocation,
+    form: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Of a grey image, which has the same values in all channels, the exported network computes the same."""
+    monkeypatch.setattr(exporting, "_make_timer", lambda *_: functools.partial(prefer, form))
     model = trained(Architecture(backbone, {"conv1": stem}), in_chans=3)
     source = write_checkpoint(tmp_path / "run", model, data="cifar10")
-    code, _, err = run(capsys, "export", str(source), "--out", str(tmp_path / "out"), *["--fuse"] * fuse)
+    code, _, err = run(capsys, "export", str(source), "--out", str(tmp_path / "out"), *["--fuse"] * bool(form))
     assert code == 0, err
     loaded = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True, in_chans=1).eval()
     grey = torch.randn(2, 1, 32, 32)

@@ -66,6 +66,16 @@ def count_of(operation: str, model: nn.Module, x: Tensor) -> int:
     return sum(name in (operation, "aten::convolution") for name in found)
 
 
+def test_an_accelerated_model_is_exported_for_batches_of_any_size() -> None:
+    model, x = create_model(get_point("vgg-gmp-lr-join").architecture, 5).eval(), torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        wanted = model(x)
+        batch = ({0: torch.export.Dim("batch", min=1)},)
+        exported = torch.export.export(accelerate(model), (x,), dynamic_shapes=batch).module()
+        torch.testing.assert_close(exported(x), wanted, rtol=1e-3, atol=1e-5)
+        assert exported(x[:1].expand(9, -1, -1, -1)).shape == (9, 5)
+
+
 def test_maps_keep_their_channels_last() -> None:
     layers = [nn.Conv2d(3, 8, 3), WindowConv2d(8, 8, (3, 1), 3, padding=1), SeparableConv2d(8, 8, 3, padding=1)]
     model, x = nn.Sequential(*layers, nn.MaxPool2d(2), nn.LocalResponseNorm(5)), torch.randn(2, 3, 12, 12)

@@ -259,6 +259,23 @@ def test_a_network_computes_the_same(name: str, batch_norm: bool, size: int, mon
         torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
 
 
+def test_norms_that_the_kernels_do_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch computes them: without a bias, or if they change while the kernels are used, as `update_bn` does."""
+    use_everywhere(monkeypatch)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8))
+    model[4].register_parameter("bias", None)
+    model, x = model.to(DEVICE).train(), [random(4, 3, 5, 5), random(4, 3, 5, 5, seed=1)]
+    twin = copy.deepcopy(model)
+    with fused(twin):
+        torch.optim.swa_utils.update_bn(x, twin)
+        assert_same([twin(x[0]).detach()], [copy.deepcopy(model)(x[0]).detach()], 1e-2)
+        twin[1].track_running_stats = False
+        before = twin[1].running_mean.clone()
+        twin(x[0])
+        assert torch.equal(twin[1].running_mean, before)
+
+
 def test_evaluation_and_cpus_use_plain_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     model = create_model(get_point("nin").architecture, 5).eval()
     x = torch.randn(1, 3, 16, 16)

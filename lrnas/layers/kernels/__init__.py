@@ -59,19 +59,24 @@ def available(device: torch.device) -> bool:
     return _works[device]
 
 
+def is_exporting() -> bool:
+    """Whether torch.export traces a model."""
+    # not torch.compiler.is_exporting(), which is also true inside torch.compile in some versions
+    return bool(getattr(torch.compiler, "_is_exporting_flag", False))
+
+
 def usable(x: object) -> bool:
-    """Whether an object is a map that the kernels support."""
-    return isinstance(x, Tensor) and x.is_cuda and x.ndim == 4 and x.numel() > 0 and x.dtype in _DTYPES
+    """Whether an object is a map that the kernels support.
+
+    It is False while a model is traced, because exported models should contain only PyTorch's operations.
+    """
+    is_map = isinstance(x, Tensor) and x.is_cuda and x.ndim == 4 and x.numel() > 0 and x.dtype in _DTYPES
+    return is_map and not is_exporting() and not torch.jit.is_tracing()  # type: ignore[attr-defined]
 
 
 def is_faster(x: object) -> bool:
-    """Whether the composite convolution is faster than PyTorch's operations for a map: in half precision, on a GPU.
-
-    It is False while a model is traced for export, because exported models should contain only PyTorch's operations.
-    """
-    # not torch.compiler.is_exporting(), which is also true inside torch.compile in some versions
-    exporting = getattr(torch.compiler, "_is_exporting_flag", False)
-    if exporting or torch.jit.is_tracing() or not usable(x):  # type: ignore[attr-defined]
+    """Whether the composite convolution is faster than PyTorch's operations for a map: in half precision, on a GPU."""
+    if not usable(x):
         return False
     assert isinstance(x, Tensor)
     autocast = torch.is_autocast_enabled(x.device.type)
