@@ -112,6 +112,10 @@ class DataError(LrnasError):
     """A data set that is missing, damaged or in an unexpected format."""
 
 
+class UnfitMachine(DataError):
+    """A machine of a cluster that has other images than the study, or another folder. Other machines may train."""
+
+
 class UnreadableImages(DataError):
     """A data set with too many unreadable images. Retrying does not help."""
 

@@ -11,7 +11,7 @@ import os
 import pickle
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from ray import cloudpickle
 
 from lrnas._messages import logger
 from lrnas._ray import started_ray
-from lrnas.data.names import pin_data_folder
+from lrnas.data.names import first_few, pin_data_folder
 from lrnas.errors import LrnasError, error_line
 from lrnas.study.ledger import Ledger, living_drivers
 from lrnas.training.custom import TrainableError
@@ -193,9 +193,20 @@ def limit_to_room(workers: Workers) -> Workers:
     Raises:
         LrnasError: There is no room for a single trial.
     """
-    available = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    for kind, share in {"CPU": workers.cpus, "GPU": workers.gpus}.items():
-        _check_room(kind, share, available.get(kind, 0))
+    machines = _machines()
+    if not _room(workers, machines):
+        if workers.address is None:
+            for kind, share in {"CPU": workers.cpus, "GPU": workers.gpus}.items():
+                _check_room(kind, share, max(machine.get(kind, 0) for machine in machines))
+        have = sorted({f"{machine.get('CPU', 0):g} and {machine.get('GPU', 0):g}" for machine in machines})
+        raise LrnasError(
+            f"a trial must fit on one machine of the cluster; got {workers.cpus:g} CPUs and {workers.gpus:g} GPUs for "
+            f"each trial, and machines with {first_few(have, 3)}; give less to a trial (--cpus-per-trial, "
+            "--gpus-per-trial), or start larger machines"
+        )
+    idle = 0 if workers.gpus or workers.address is None else sum(machine.get("GPU", 0) for machine in machines)
+    if idle:
+        logger.info(f"the cluster has {idle:g} GPUs, which are not used; --gpus-per-trial 0.25 uses them")
     return follow_room(replace(workers, most=workers.concurrency))
 
 
@@ -205,10 +216,19 @@ def follow_room(workers: Workers) -> Workers:
     Args:
         workers: The resources of the workers, as `limit_to_room` returns them.
     """
-    available = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    wanted = {"CPU": workers.cpus, "GPU": workers.gpus}
-    room = min(int(available.get(kind, 0) / share) for kind, share in wanted.items() if share)
+    room = _room(workers, _machines())
     return replace(workers, concurrency=max(1, min(room, workers.most or room)))
+
+
+def _machines() -> list[dict[str, float]]:
+    """The CPUs, GPUs and other resources of the machines on which Ray runs."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+
+
+def _room(workers: Workers, machines: Sequence[Mapping[str, float]]) -> int:
+    """Number of trials that machines have room for. A trial runs on one machine."""
+    wanted = {kind: share for kind, share in {"CPU": workers.cpus, "GPU": workers.gpus}.items() if share}
+    return sum(min(int(machine.get(kind, 0) / share) for kind, share in wanted.items()) for machine in machines)
 
 
 class RayEnded(LrnasError):

@@ -24,7 +24,7 @@ from typing import Any, TypeVar, cast
 import ray
 from ray import tune
 from ray.exceptions import OutOfMemoryError
-from ray.tune import Callback, ProgressReporter, RunConfig, TuneConfig, Tuner
+from ray.tune import Callback, ProgressReporter, RunConfig, Stopper, TuneConfig, Tuner
 from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
@@ -194,6 +194,7 @@ def _fit(searcher: _StudySearcher, rungs: tuple[int, ...]) -> None:
             run_config=RunConfig(
                 name="search",
                 storage_path=str(scratch),
+                stop=_Stopper(searcher),
                 verbose=0,
                 progress_reporter=_NoReports(),
                 callbacks=[_Watch(searcher), _NoLines()],
@@ -253,6 +254,10 @@ class _StudySearcher(Searcher):
     """Where workers keep images from files, as far as it was shown to the user."""
     last_reasons: dict[str, str] = field(default_factory=dict, init=False)
     """Why workers had to end, by Tune's id."""
+    unfit: set[str] = field(default_factory=set, init=False)
+    """Trials whose workers are on machines that cannot train them, by Tune's id."""
+    trains: bool = field(default=False, init=False)
+    """Whether a worker of this driver has finished an epoch, so that its machine is fit."""
     last_reports: dict[str, float] = field(default_factory=dict, init=False)
     """When workers last reported, by Tune's id."""
     ray_life: RayLife | None = field(default=None, init=False)
@@ -305,6 +310,8 @@ class _StudySearcher(Searcher):
                 logger.warning(f"trial {self.running[trial_id]}: {result['remark']}")
         elif "reason" in result:
             self.last_reasons[trial_id] = result["reason"]
+            if result["status"] == "unfit":
+                self.unfit.add(trial_id)
         elif trial_id in self.running and "status" not in result:
             self._record_epoch(trial_id, result)
             if (placement := result.get("placement")) and placement not in self.shown_placements:
@@ -318,6 +325,7 @@ class _StudySearcher(Searcher):
         self.ledger.release(self.running.pop(trial_id))
 
     def _record_epoch(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        self.trains = True
         self.ledger.report_epoch(self.running[trial_id], result["curve"], result["seconds"], **_metrics(result))
 
     @_guarded
@@ -345,7 +353,9 @@ class _StudySearcher(Searcher):
         if is_lost:
             self.ledger.note(number, **facts)
             reason = result.get("reason") or self.last_reasons.pop(trial_id, "its worker was lost")
-            self._lose(number, reason, counts=status != "unwritable")
+            is_unfit = trial_id in self.unfit
+            # a machine that cannot train ends the search only if it is the only one
+            self._lose(number, reason, status != "unwritable" and not is_unfit, not (is_unfit and self.trains))
         elif trial_id in self.stop_reasons:
             self._prune(number, "stopped", self.stop_reasons.pop(trial_id), facts)
         elif status == "completed":
@@ -373,13 +383,13 @@ class _StudySearcher(Searcher):
             self._lose(number, reason, counts=False)
         self.running.clear()
 
-    def _lose(self, number: int, reason: str, counts: bool = True) -> None:
+    def _lose(self, number: int, reason: str, counts: bool = True, is_in_a_row: bool = True) -> None:
         """Put back a trial that failed; `counts` is False if that cannot be the fault of this trial alone."""
         if counts:
             self.ledger.lose(number, reason)
         else:
             self.ledger.release(number)
-        self.losses_in_a_row += 1
+        self.losses_in_a_row += is_in_a_row
         if reason not in self.shown_losses:
             self.shown_losses.add(reason)
             times = f", {MOST_LOSSES} times in all" if counts else ""
@@ -422,6 +432,20 @@ class _NoLines(TrialProgressCallback):
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         pass
+
+
+class _Stopper(Stopper):
+    """Ends a round that the user has stopped when no worker trains: a trial may wait for a worker for any time."""
+
+    def __init__(self, searcher: _StudySearcher) -> None:
+        self.searcher = searcher
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return False
+
+    def stop_all(self) -> bool:
+        with_worker = self.searcher.running.keys() & self.searcher.last_reports.keys()
+        return bool(self.searcher.queue.study.interrupted) and not with_worker
 
 
 class _Watch(Callback):

@@ -12,7 +12,7 @@ import functools
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -144,11 +144,12 @@ def retrain(
         trial_timeout = read_value(SECONDS, trial_timeout, "trial_timeout")
     workers = pick_workers(cpus_per_trial, gpus_per_trial, concurrency, address, timeout=trial_timeout)
     given = dict(set or {}) | ({} if epochs is None else {"epochs": epochs})
-    with telling_interrupts("retraining"), progress_view(events, progress) as view:
+    with telling_interrupts("retraining"), progress_view(events, progress) as view, ExitStack() as present:
         search = open_search(study, storage=storage, studies=studies)
         networks = _choose(search, trials, front, points)
         training = _Training(search, data, data_dir, recipe, given, image_memory, pack)
         retraining = _open(search, training)
+        present.enter_context(retraining.ledger.alive())  # what follows may take minutes
         if unfinished := _tell_unfinished(search, trials, front):
             logger.warning(unfinished)
         keep_images(retraining.study.optuna_study, training.named, training.data_dir)
@@ -185,6 +186,7 @@ def retrain(
                 if measurement is not None:
                     running = share_gpus(measurement, image_memory=image_memory) if running.has_mps else running
                     measurement.end()
+                present.close()  # from here on, `run_trials` gives signs of life
                 run_trials(
                     retraining, training.job, folder, budget=budget, workers=running, notify=view.changed, test=True
                 )

@@ -33,6 +33,7 @@ from lrnas.study.folder import (
     check_untrained,
     create_optuna_study,
     delete_if_empty,
+    is_replaced,
     is_trained,
     study_folder,
     trials_folder,
@@ -54,6 +55,7 @@ from lrnas.study.manifest import (
 )
 from lrnas.study.objectives import Limits
 from lrnas.study.open import name_metrics, open_search
+from lrnas.study.optuna_internals import storage_of
 from lrnas.study.storage import open_storage
 from lrnas.study.study import Study
 from lrnas.training.custom import load_trainable
@@ -182,14 +184,9 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
     stored = create_optuna_study(name, open_storage(settings.storage, folder), training.objectives)
     present = ExitStack()
     try:
-        if (continued := continue_with(training, stored)) is not training:
+        continued, stored, manifest = _pin(training, stored, where)
+        if continued is not training:
             training, feasible = continued, find_feasible(space, limits, continued.cost)
-        try:
-            manifest = training.pin(stored)
-        except OtherSettings as error:
-            found = with_finals(error, Study(name, stored, training.objectives, read_manifest(stored), where), training)
-            stored = begin_anew(stored, found, where, training.objectives)
-            manifest = training.pin(stored)
         study = Study(name, stored, training.objectives, manifest, where)
         ledger, has_finals = Ledger(study), settings.finals > 0
         # what follows may take minutes; a search with other settings must not take the study for an empty one meanwhile
@@ -272,6 +269,25 @@ def _search(settings: SearchSettings, events: SearchEvents) -> Study:
     finally:
         present.close()
     return study
+
+
+def _pin(
+    training: SearchTraining, stored: optuna.Study, where: Whereabouts
+) -> tuple[SearchTraining, optuna.Study, dict[str, Any]]:
+    """Return the training with which a study continues, the study, another one if it begins anew, and its manifest."""
+    name = stored.study_name
+    while True:
+        try:
+            continued = continue_with(training, stored)
+            try:
+                return continued, stored, continued.pin(stored)
+            except OtherSettings as error:
+                study = Study(name, stored, training.objectives, read_manifest(stored), where)
+                stored = begin_anew(stored, with_finals(error, study, continued), where, training.objectives)
+        except KeyError:
+            if not is_replaced(stored):
+                raise
+            stored = create_optuna_study(name, storage_of(stored), training.objectives)  # as another driver began it
 
 
 def num_ended(*studies: Study) -> int:

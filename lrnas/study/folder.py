@@ -134,6 +134,8 @@ def delete_study(name: str, *, storage: str | None = None, studies: str | Path =
     for study in found:
         if MANIFEST not in study.user_attrs and trials[study.study_name]:
             raise StudyError(f"{study.study_name} is a study of Optuna, but not one of lrnas; give another")
+    search = [each for each in names if "@" in name and each == name.split("@")[0] and folder.name in LEVEL_FOLDERS]
+    for study in [*found, *(optuna.load_study(study_name=each, storage=opened) for each in search)]:
         _refuse_if_running(study, "deleted")
     for study in found:
         opened.delete_study(id_of_study(study))
@@ -156,6 +158,8 @@ def spare_checkpoints(study: Study, studies: str | Path = "studies", storage: st
     """
     check_folder(study_folder(studies, study.name), storage)
     _refuse_if_running(study.optuna_study, "cleaned")
+    for level in _levels_of(study.optuna_study):
+        _refuse_if_running(level, "cleaned")
     kept = {trial.number for trial in study.trials if trial.on_front or trial.status in ("running", "waiting")}
     home, found = trials_folder(studies, study.name), []
     with suppress(FileNotFoundError), os.scandir(home) as entries:
@@ -245,9 +249,18 @@ def begin_anew(
         f"{study.study_name} was begun with other settings ({error.found}), and nothing was trained: it begins anew"
     )
     storage = storage_of(study)
-    _delete_with_levels(study)
-    _remove(trials_folder(where.studies, study.study_name))
+    if _delete_with_levels(study):
+        _remove(trials_folder(where.studies, study.study_name))
     return create_optuna_study(study.study_name, storage, objectives)
+
+
+def is_replaced(study: optuna.Study) -> bool:
+    """Whether another driver has deleted a study since it was opened, to begin it anew."""
+    try:
+        storage_of(study).get_study_name_from_id(id_of_study(study))
+    except KeyError:
+        return True
+    return False
 
 
 def create_optuna_study(
@@ -292,13 +305,27 @@ def delete_if_empty(study: optuna.Study, folder: Path) -> None:
         folder.rmdir()
 
 
-def _delete_with_levels(study: optuna.Study) -> None:
-    """Delete a search in which nothing was trained from its storage, with its later levels."""
-    storage = storage_of(study)
-    names = [study.study_name, *(f"{study.study_name}@{level}" for level in LEVEL_FOLDERS)]
-    for each in optuna.get_all_study_names(storage):
-        if each in names:
-            storage.delete_study(storage.get_study_id_from_name(each))
+def _delete_with_levels(study: optuna.Study) -> bool:
+    """Delete a search in which nothing was trained from its storage, with its later levels.
+
+    Returns:
+        False if another driver has deleted it already; there may be a new study with its name.
+    """
+    if is_replaced(study):
+        return False
+    for each in (*_levels_of(study), study):  # the search last: then another driver may begin it anew at once
+        storage_of(study).delete_study(id_of_study(each))
+    return True
+
+
+def _levels_of(study: optuna.Study) -> list[optuna.Study]:
+    """The later levels of a search, as far as they have begun."""
+    storage, names = storage_of(study), [f"{study.study_name}@{level}" for level in LEVEL_FOLDERS]
+    return [
+        optuna.load_study(study_name=each, storage=storage)
+        for each in optuna.get_all_study_names(storage)
+        if each in names
+    ]
 
 
 def _refuse_if_running(study: optuna.Study, what: str) -> None:

@@ -7,6 +7,7 @@ vanished driver left.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 import threading
@@ -15,6 +16,8 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import optuna
@@ -57,8 +60,21 @@ class _Sign:
     """Whether an earlier one was seen before, so that the driver was alive when this one was written."""
 
 
+@cache
+def _numbering() -> str:
+    """Text that is the same where process numbers mean the same: in one container, or on one machine since it started.
+
+    Several containers, or machines, may have the same host name.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8")
+        return hashlib.sha256(f"{boot}{Path('/proc/self/ns/pid').stat().st_ino}".encode()).hexdigest()[:8]
+    except OSError:  # not Linux, which has no such containers
+        return "0" * 8
+
+
 def _new_driver() -> str:
-    return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+    return f"{socket.gethostname()}:{os.getpid()}:{_numbering()}{uuid.uuid4().hex[:8]}"
 
 
 @dataclass
@@ -298,8 +314,9 @@ def living_drivers(optuna_study: optuna.Study, watch: bool = False) -> set[str]:
 
 def _may_live(driver: str, written: float, watch: bool) -> bool:
     """Whether a driver with this last sign of life may be alive."""
-    host, process, _ = driver.rsplit(":", 2)
-    if host == socket.gethostname() and not _is_alive(driver, int(process)):
+    host, process, own = driver.rsplit(":", 2)
+    is_here = host == socket.gethostname() and own.startswith(_numbering())
+    if is_here and not _is_alive(driver, int(process)):
         return False
     sign, now = _signs.get(driver), time.monotonic()
     if sign is None or sign.written != written:
@@ -314,7 +331,7 @@ def _is_recent(seen: float) -> bool:
 
 
 def _is_alive(driver: str, process: int) -> bool:
-    """Whether a driver of this host may be alive; after a restart another process may have its number."""
+    """Whether a driver whose process number means something here may be alive; another process may have it now."""
     if process == os.getpid():
         return driver in _signed
     try:

@@ -20,7 +20,7 @@ from lrnas.arch.architecture import Architecture
 from lrnas.data.catalog import load_set
 from lrnas.data.in_memory import DataSet
 from lrnas.data.names import IMAGE_MEMORY, data_folder, shown_name, with_absolute_paths
-from lrnas.errors import DataError, LrnasError
+from lrnas.errors import LrnasError, UnfitMachine
 from lrnas.models.plan import built_id, make_plan
 from lrnas.recipes import Recipe
 from lrnas.training.custom import Run, Trainable, train_with
@@ -151,9 +151,9 @@ class Job:
         return self.check_images(data)
 
     def check_images(self, data: DataSet) -> DataSet:
-        """Return the data set, as it was loaded on this machine. Raises DataError if it has other images."""
+        """Return the data set, as it was loaded on this machine. Raises UnfitMachine if it has other images."""
         if self.data_identity not in (None, data.identity):
-            raise DataError(
+            raise UnfitMachine(
                 f"{shown_name(self.data)} on {socket.gethostname()} has other images than those that the study began "
                 "with; give every machine the same images, and do not change them"
             )

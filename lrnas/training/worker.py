@@ -19,7 +19,7 @@ from ray import tune
 
 from lrnas.data.catalog import load_set
 from lrnas.data.in_memory import DataSet
-from lrnas.errors import DataError, LrnasError, UnreadableImages, error_line
+from lrnas.errors import DataError, LrnasError, UnfitMachine, UnreadableImages, error_line
 from lrnas.training.checkpoint import (
     CheckpointError,
     DamagedCheckpoint,
@@ -99,6 +99,9 @@ def train_task(config: dict[str, Task]) -> None:
         outcome = {"status": "unreadable", "reason": error.args[0]}
     except UnwritableCheckpoint as error:  # it may happen in every trial, as long as the disk is full
         outcome = {"status": "unwritable", "reason": error_line(error)}
+    except UnfitMachine as error:  # this process ends, because the next trial would get it again
+        tune.report({"status": "unfit", "reason": error_line(error)})
+        raise
     except (CheckpointError, DataError, OSError) as error:  # the fault of the machine, not of the network
         outcome = {"status": "lost", "reason": error_line(error)}
     except (LrnasError, RuntimeError, ValueError) as error:
@@ -162,14 +165,14 @@ def check_mark(folder: Path, mark: str) -> None:
         mark: Name of the file that `marked_folder` left there.
 
     Raises:
-        CheckpointError: The file is not there.
+        UnfitMachine: The file is not there.
     """
     for attempt in range(MARK_ATTEMPTS):
         if attempt:
             time.sleep(MARK_PAUSE)
         if (folder / mark).exists():
             return
-    raise CheckpointError(
+    raise UnfitMachine(
         f"all machines must share the folder of the search; {socket.gethostname()} does not see the same {folder}; "
         "give a shared folder as --studies"
     )

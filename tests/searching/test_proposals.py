@@ -5,6 +5,7 @@ import json
 import os
 import re
 import socket
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +30,8 @@ from lrnas.searching.proposals import Proposals, distributions_of, is_tried
 from lrnas.searching.search import _enqueue_first
 from lrnas.spaces.parameters import Parameter
 from lrnas.spaces.space import SearchSpace, load_space
-from lrnas.study.ledger import DRIVER, GONE_AFTER, WATCH, _signed
+from lrnas.study import ledger
+from lrnas.study.ledger import DRIVER, GONE_AFTER, WATCH, _signed, living_drivers
 from lrnas.study.manifest import LIMITS, MANIFEST, StudyError, check_manifest, keep_limits
 from lrnas.study.objectives import InvalidObjectives, Limits, pick_objectives
 from lrnas.study.optuna_internals import BulkStorage
@@ -320,7 +322,7 @@ def test_a_lost_trial_may_be_tried_again_and_costs_nothing() -> None:
 
 def test_trials_of_a_dead_driver_are_continued(tmp_path: Path) -> None:
     dead = make_proposals(tmp_path)
-    dead.ledger.driver = f"{dead.ledger.driver.split(':')[0]}:999999999:gone"
+    dead.ledger.driver = renumbered(dead.ledger.driver, 999999999)
     begun = dead.ask()
     dead.ledger.report_epoch(begun.number, [0.5], 2.0)
     finished = finish(dead, 0.7)
@@ -340,12 +342,35 @@ def test_the_trials_of_a_living_driver_are_left_alone(tmp_path: Path) -> None:
     assert two.ledger.release_orphans() == 1 and two.ask().number == proposal.number
 
 
+def renumbered(driver: str, process: int) -> str:
+    """The name of a driver as another process would have it."""
+    host, _, own = driver.rsplit(":", 2)
+    return f"{host}:{process}:{own}"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has containers")
+def test_a_driver_in_another_container_with_the_same_host_name_is_not_taken_for_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process number means nothing here. Only its signs of life count, as those of other machines."""
+    living = make_proposals(tmp_path)
+    monkeypatch.setattr(ledger, "_numbering", lambda: "of another")
+    other = ledger.Ledger(living.study).driver
+    assert other.rsplit(":", 2)[0] == living.ledger.driver.rsplit(":", 2)[0] == socket.gethostname()
+    living.ledger.driver = renumbered(other, 999999999)
+    living.ledger.sign()
+    number = living.ask().number
+    monkeypatch.undo()
+    here = make_proposals(tmp_path)
+    assert living_drivers(here.study.optuna_study) >= {living.ledger.driver}
+    assert here.ledger.release_orphans() == 0 and here.ask().number != number
+
+
 def test_another_process_with_the_number_of_a_dead_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a restart of the machine, any process may have its number, even the one that asks."""
-    host = socket.gethostname()
     for process, age in ((os.getppid(), 100.0), (os.getpid(), 1.0)):
         dead = make_proposals(tmp_path / str(process))
-        dead.ledger.driver = f"{host}:{process}:dead"
+        dead.ledger.driver = renumbered(dead.ledger.driver, process)
         number = dead.ask().number
         proposals = make_proposals(tmp_path / str(process))
         if process != os.getpid():

@@ -6,6 +6,7 @@ import runpy
 import signal
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,19 @@ from small_studies import make_proposals
 
 import lrnas
 from lrnas.cli.main import main
-from lrnas.errors import LrnasError
+from lrnas.errors import LrnasError, UnfitMachine
 from lrnas.searching import ray_cluster
 from lrnas.searching.ray_cluster import (
     RayEnded,
     RayLife,
     Workers,
+    follow_room,
+    limit_to_room,
     marked_folder,
     pick_workers,
     running_ray,
 )
 from lrnas.training import worker
-from lrnas.training.checkpoint import CheckpointError
 from lrnas.training.gpu_sharing import PIPES
 from lrnas.training.worker import check_mark
 
@@ -84,6 +86,27 @@ def test_more_cpus_than_there_are_are_refused_before_anything_is_loaded(monkeypa
             call("nin", budget=2, cpus_per_trial=8, progress=False)
 
 
+def test_a_trial_must_fit_on_one_machine(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Three machines with 3 CPUs have room for three trials with 2, not for four."""
+    machines = [{"CPU": 3.0}, {"CPU": 3.0, "GPU": 1.0}, {"CPU": 3.0, "GPU": 2.0}, {"memory": 1e9}]
+    nodes = [{"Alive": True, "Resources": each} for each in machines] + [{"Alive": False, "Resources": {"CPU": 99.0}}]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    caplog.set_level("INFO", "lrnas")
+    cluster = Workers(2, 0.25, address="here:1")
+    assert limit_to_room(cluster).concurrency == 2 and limit_to_room(replace(cluster, cpus=1)).concurrency == 6
+    assert not caplog.messages
+    assert limit_to_room(replace(cluster, gpus=0)).concurrency == 3
+    assert caplog.messages == ["the cluster has 3 GPUs, which are not used; `gpus_per_trial` 0.25 uses them"]
+    limited = limit_to_room(replace(cluster, cpus=1, concurrency=3))
+    nodes.pop(2)
+    assert limited.concurrency == 3 and follow_room(limited).concurrency == 3
+    nodes.pop(1)
+    assert follow_room(limited).concurrency == 1  # until another one joins
+    found = r"got 4 CPUs and 0 GPUs for each trial, and machines with 0 and 0, 3 and 0; give less to a trial"
+    with pytest.raises(LrnasError, match=found):
+        limit_to_room(replace(cluster, cpus=4, gpus=0))
+
+
 def test_from_python_the_options_are_keywords() -> None:
     with pytest.raises(LrnasError, match="`concurrency` must be at least 1; got -1"):
         lrnas.search("nin", budget=1, gpus_per_trial=0, concurrency=-1)
@@ -124,14 +147,15 @@ def test_a_machine_with_another_disk_is_refused(monkeypatch: pytest.MonkeyPatch,
         check_mark(tmp_path / "trials", mark)
         check_mark(tmp_path / "trials", another)
         (tmp_path / "elsewhere").mkdir()
-        with pytest.raises(CheckpointError, match=r"does not see the same .*elsewhere; give a shared folder"):
+        with pytest.raises(UnfitMachine, match=r"does not see the same .*elsewhere; give a shared folder"):
             check_mark(tmp_path / "elsewhere", mark)
     assert not list((tmp_path / "trials").iterdir())
 
 
 def test_marks_of_drivers_that_were_killed_are_removed(tmp_path: Path) -> None:
     (tmp_path / "trials").mkdir()
-    for name in (".search-0123456789abcdef", f".search-{socket.gethostname()}:999999999:dead"):
+    host, _, own = make_proposals().ledger.driver.rsplit(":", 2)
+    for name in (".search-0123456789abcdef", f".search-{host}:999999999:{own}"):
         (tmp_path / "trials" / name).touch()
     with marked_folder(tmp_path / "trials", make_proposals().ledger) as mark:
         assert [file.name for file in (tmp_path / "trials").iterdir()] == [mark]

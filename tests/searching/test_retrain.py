@@ -3,6 +3,7 @@
 import json
 import lzma
 import re
+import signal
 from dataclasses import replace
 from functools import partial
 from html import escape
@@ -22,19 +23,20 @@ import lrnas
 from lrnas.cli.main import main
 from lrnas.cli.retrain import _print_finals
 from lrnas.data.catalog import load_set
+from lrnas.data.in_memory import DataSet
 from lrnas.models.plan import canonical_id
 from lrnas.profiling.latency_table import Conditions
 from lrnas.reporting.write import _make_report as make_chosen
 from lrnas.searching.progress import ProgressView
 from lrnas.searching.proposals import Queue
 from lrnas.searching.ray_cluster import Workers
-from lrnas.searching.ray_tune import _StudySearcher, run_trials
+from lrnas.searching.ray_tune import MAX_LOSSES_IN_A_ROW, _Stopper, _StudySearcher, run_trials
 from lrnas.searching.retrain import _choose, _open, _Training, plan_retraining, retrain
 from lrnas.searching.runs import Runs
 from lrnas.searching.search import search
 from lrnas.searching.setup import tell_few_images
 from lrnas.spaces.space import load_space
-from lrnas.study.folder import trial_folder, trials_folder
+from lrnas.study.folder import delete_study, trial_folder, trials_folder
 from lrnas.study.ledger import MOST_LOSSES
 from lrnas.study.levels import keep_open
 from lrnas.study.manifest import BUDGET, StudyError, keep_images, keep_limits
@@ -396,6 +398,61 @@ def test_a_run_that_ends_in_an_error_is_tried_again(tmp_path: Path, caplog: pyte
     enqueue(runs, networks, range(1, 2))  # the same command
     assert len(runs.study.optuna_trials()) == len(networks) + 1
     assert [(final.open, final.failed) for final in read_retraining(study) if final.point == "nin-c3"] == [(1, 0)]
+
+
+@pytest.mark.parametrize("another_trains", [True, False])
+def test_a_machine_that_cannot_train_ends_the_search_only_if_it_is_the_only_one(
+    another_trains: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A run does not count as lost if a machine has other images, or not the shared folder."""
+    study = make_search()
+    runs = retraining(study)
+    enqueue(runs, _choose(study, (0,), False, True), range(1, 2))
+    searcher = _StudySearcher(
+        runs, lambda proposal: training(study).job(proposal), tmp_path, "", 9, Workers(), lambda change: None, True
+    )
+    if another_trains:
+        searcher.running["there"] = ask(runs).number
+        searcher.on_trial_result("there", {"curve": [0.5], "seconds": 1.0})
+    for number in range(MAX_LOSSES_IN_A_ROW):
+        searcher.running[f"{number}"] = ask(runs).number
+        searcher.on_trial_result(f"{number}", {"status": "unfit", "reason": "other images"})
+        searcher.on_trial_complete(f"{number}", error=True)
+        assert searcher.broken is (number == MAX_LOSSES_IN_A_ROW - 1 and not another_trains)
+    assert caplog.messages == ["a trial was lost (other images); it is tried again"]
+    assert not any("losses" in run.user_attrs or run.state == TrialState.FAIL for run in runs.study.optuna_trials())
+
+
+def test_a_stopped_search_does_not_wait_for_workers_that_never_came(tmp_path: Path) -> None:
+    """A trial may wait for a worker for any time, for example on a full cluster."""
+    study = make_search()
+    runs = retraining(study)
+    searcher = _StudySearcher(
+        runs, lambda proposal: training(study).job(proposal), tmp_path, "", 9, Workers(), lambda change: None, True
+    )
+    stopper = _Stopper(searcher)
+    searcher.running.update({"in training": 0, "waiting": 1})
+    searcher.last_reports["in training"] = 1.0
+    assert not stopper.stop_all()
+    study.interrupted = runs.study.interrupted = signal.SIGTERM
+    assert not stopper.stop_all()
+    del searcher.running["in training"]
+    assert stopper.stop_all()
+
+
+def test_a_retraining_that_prepares_is_known_to_be_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its search could be deleted meanwhile."""
+    study = make_search(tmp_path / "s")
+
+    def prepare(self: Any, *_: object) -> None:
+        with pytest.raises(StudyError, match="a study that is running cannot be deleted; got s@full, which process"):
+            delete_study("s", studies=tmp_path)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(DataSet, "prepare", prepare)
+    with pytest.raises(KeyboardInterrupt):
+        retrain(study, trials=[0], seeds=1, studies=tmp_path, gpus_per_trial=0)
+    assert delete_study("s", studies=tmp_path).trials["s@full"] > 0
 
 
 def fails_always(searcher: _StudySearcher, *_: object) -> None:

@@ -30,9 +30,10 @@ from lrnas.searching.retrain import retrain
 from lrnas.searching.search import Preparation, search
 from lrnas.searching.setup import SearchTraining
 from lrnas.searching.trials_per_gpu import Measurement
-from lrnas.study.folder import study_names
+from lrnas.study.folder import delete_study, study_names
 from lrnas.study.manifest import StudyError, read_limits
 from lrnas.study.open import open_study
+from lrnas.study.optuna_internals import id_of_study
 from lrnas.study.study import ImageShape
 from lrnas.training.measuring import MeasuringProcess
 
@@ -205,6 +206,36 @@ def test_a_study_without_results_begins_anew_with_other_settings(
     proposals.ledger.sign_off()
     with pytest.raises(StudyError, match="begun with other settings: `objectives` was"):  # it has a result
         search("nin", **other)
+
+
+def test_several_searches_that_begin_anew_at_the_same_time_share_one_study(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one has replaced the study since this one has opened it, before or after this one has looked at it."""
+    first = begin(tmp_path, pictures, name="s")
+    first.proposals.ledger.sign_off()
+    found = []
+
+    def replaced_meanwhile(function: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
+            if not found:
+                found.append(None)
+                found[0] = begin(tmp_path, pictures, name="s", epochs=77)
+                found[0].proposals.ledger.sign_off()
+            return function(*arguments, **named)
+
+        return call
+
+    for name in ("continue_with", "begin_anew"):
+        with monkeypatch.context() as patch:
+            patch.setattr(driver, name, replaced_meanwhile(getattr(driver, name)))
+            second = begin(tmp_path, pictures, name="s", epochs=77)
+        assert second.study.manifest == found[0].study.manifest
+        assert id_of_study(second.study.optuna_study) == id_of_study(found[0].study.optuna_study)
+        second.proposals.ledger.sign_off()
+        delete_study("s", studies=tmp_path / "studies")
+        begin(tmp_path, pictures, name="s").proposals.ledger.sign_off()
+        found.clear()
 
 
 def test_other_data_are_refused_before_they_are_downloaded(

@@ -1,6 +1,7 @@
 """The folder of studies, and deleting a study."""
 
 import json
+import time
 from pathlib import Path
 
 import optuna
@@ -11,8 +12,10 @@ from lrnas._messages import file_size
 from lrnas.cli.main import main
 from lrnas.errors import UnknownName
 from lrnas.study.folder import delete_if_empty, delete_study, study_names, trial_folder, trials_folder
+from lrnas.study.ledger import DRIVER
 from lrnas.study.manifest import StudyError, check_manifest
 from lrnas.study.open import open_study
+from lrnas.study.optuna_internals import storage_of
 from lrnas.study.storage import open_storage
 from lrnas.study.study import Study
 
@@ -164,9 +167,17 @@ def test_weights_that_are_not_needed_are_shown_and_deleted(
         file.write_bytes(bytes(1500))
     (trials / "00099").symlink_to(Path("elsewhere/00000").resolve())
 
+    level = optuna.create_study(study_name="s@finals", storage=storage_of(study.optuna_study))
+    with pytest.raises(StudyError, match="cannot be deleted; got s, which process"):
+        delete_study("s@finals")  # the search will need it
     assert main(["clean", "s"]) == 2  # the driver works on it
-    assert "cannot be cleaned" in capsys.readouterr().err
+    assert "cannot be cleaned; got s," in capsys.readouterr().err
     proposals.ledger.sign_off()
+    level.set_user_attr(f"{DRIVER}elsewhere:1:0", time.time())
+    assert main(["clean", "s"]) == 2  # a driver works on its finals
+    assert "cannot be cleaned; got s@finals, which process 1 on elsewhere works on" in capsys.readouterr().err
+    level.set_user_attr(f"{DRIVER}elsewhere:1:0", 0.0)
+    delete_study("s@finals")
     many = f"weights of {len(spare) + 1} short trainings that are not on their front, {1.5 * (len(spare) + 1):.3g} kB"
     assert main(["clean", "s"]) == 0
     assert capsys.readouterr().out == f"s can do without the {many}; nothing is deleted yet: add --yes\n"
