@@ -190,6 +190,10 @@ def first_line(error: BaseException) -> str:
 
 
 def error_line(error: BaseException) -> str:
-    """The type of an error and the first line of its message, as it was written: another process may show it."""
+    """The type of an error and the first line of its message, as it was written: another process may show it.
+
+    If the first line ends with a colon, the second one follows.
+    """
     text = Exception.__str__(error) if isinstance(error, LrnasError) else str(error)
-    return f"{type(error).__name__}: {text}".splitlines()[0][:300]
+    first, *others = f"{type(error).__name__}: {text}".splitlines()
+    return (f"{first} {others[0].strip()}" if others and first.endswith(":") else first)[:300]

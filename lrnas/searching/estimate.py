@@ -61,6 +61,8 @@ from lrnas.training.speed import Speed, measure_speeds
 
 REHEARSED, REHEARSAL_SECONDS = 12, 6.0
 """Number of proposals in a rehearsal, and seconds after which it ends."""
+MOST_NETWORKS = 100_000
+"""Largest budget of a dry run, which takes a minute or two then."""
 MOST_PROCESSES = 8
 """Largest number of processes that measure at the same time, even if more trials would run at a time."""
 START, END, TRIAL = 1.8, 1.4, 0.06
@@ -228,6 +230,10 @@ def estimate(space: str | Path | SearchSettings, *, progress: bool = True, **set
 
 
 def _estimate(settings: SearchSettings) -> Estimate:
+    if settings.budget > MOST_NETWORKS:
+        raise LrnasError(
+            f"a dry run takes at most {MOST_NETWORKS:,} networks; got {settings.budget:,}; give a smaller --budget"
+        )
     if settings.trainable is not None:
         raise LrnasError(
             "a dry run measures the training of lrnas; got a function of your own, whose speed it cannot know; leave "

@@ -282,6 +282,9 @@ class _Reader:
         points = {}
         keys = ("version", *(item.name for item in fields(Architecture)), *POINT_EXTRAS)
         for name, entry in table.items():
+            if set(name) & set("/:@") or name.isdigit() or name == "best":
+                rule = "names of points must not contain /, : or @, and not be numbers or best"
+                self.fail(f"{rule}, because STUDY:NAME is also the name of a network; got {name!r}", "points", name)
             self.check_keys(self.table(entry, "points", name), keys, "points", name)
             entry = {key: value for key, value in entry.items() if key not in POINT_EXTRAS}
             try:

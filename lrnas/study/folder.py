@@ -257,7 +257,7 @@ def begin_anew(
 def is_replaced(study: optuna.Study) -> bool:
     """Whether another driver has deleted a study since it was opened, to begin it anew."""
     try:
-        storage_of(study).get_study_name_from_id(id_of_study(study))
+        storage_of(study).get_study_user_attrs(id_of_study(study))  # names would come from a cache
     except KeyError:
         return True
     return False

@@ -337,9 +337,17 @@ def is_other_kind(manifest: Mapping[str, Any], data: str) -> bool:
 
 
 def has_results(study: optuna.Study) -> bool:
-    """Whether some trial of a study has ended after training, or was imported from another study."""
+    """Whether some trial of a study has ended after training, or was imported from another study.
+
+    A trial that failed before its first epoch is no result.
+    """
+
+    def is_result(known: Mapping[str, Any]) -> bool:
+        failed = known.get("status") == "faulty" and not known.get("curve")
+        return "imported_from" in known or bool(known.get("trained") and not failed)
+
     ended = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
-    return any(trial.user_attrs.get("trained") or "imported_from" in trial.user_attrs for trial in ended)
+    return any(is_result(trial.user_attrs) for trial in ended)
 
 
 def keep_limits(study: optuna.Study, limits: Mapping[str, float | None]) -> None:

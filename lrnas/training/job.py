@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,19 +78,36 @@ class Start:
                 f"{file} contains no weights; give a state dict in safetensors or from torch.save"
             ) from None
         classifiers = getattr(config, "classifier", None) or "fc"
-        classifier = f"{classifiers if isinstance(classifiers, str) else classifiers[0]}.weight"
+        classifier = f"{_listed(classifiers)[0]}.weight"
         with torch.device("meta"):
             own = timm.create_model(model).state_dict()
         needed = [name for name in own if not name.endswith("num_batches_tracked")]  # PyTorch adds what is missing
         if wrong := [*(name for name in needed if name not in weights), *(name for name in weights if name not in own)]:
             first = f"no {wrong[0]}" if wrong[0] in own else wrong[0]
             raise LrnasError(f"{file} contains {first}, so these are not the weights of {model}; give another file")
+        free = {f"{name}.{part}" for name in _listed(classifiers) for part in ("weight", "bias")}
+        inputs = {f"{name}.weight" for name in _listed(getattr(config, "first_conv", None))}
+        for name in (name for name in needed if name not in free):
+            shapes = [list(tensors[name].shape) for tensors in (weights, own)]
+            if name in inputs:  # images may have another number of channels
+                shapes = [[shape[0], *shape[2:]] for shape in shapes]
+            if shapes[0] != shapes[1]:
+                got, wanted = ("×".join(map(str, tensors[name].shape)) for tensors in (weights, own))
+                raise LrnasError(
+                    f"{file} has {name} of {got}, and {model} of {wanted}: these are weights of a network with other "
+                    "filters; give those of the unchanged model"
+                )
         return cls(path, identity, len(weights[classifier]))
 
     def arguments(self) -> dict[str, Any]:
         """Arguments of `create_model` for a network that starts from these weights."""
         overlay = {"file": str(self.file), "num_classes": self.num_classes}
         return {"init": "pretrained", "pretrained": True, "pretrained_cfg_overlay": overlay}
+
+
+def _listed(names: str | Sequence[str] | None) -> list[str]:
+    """Names of modules as timm gives them: one, several or none."""
+    return [names] if isinstance(names, str) else list(names or ())
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from lrnas.searching.search import Preparation, search
 from lrnas.searching.setup import SearchTraining
 from lrnas.searching.trials_per_gpu import Measurement
 from lrnas.study.folder import delete_study, study_names
+from lrnas.study.ledger import starting_facts
 from lrnas.study.manifest import StudyError, read_limits
 from lrnas.study.open import open_study
 from lrnas.study.optuna_internals import id_of_study
@@ -182,6 +183,9 @@ def test_a_study_without_results_begins_anew_with_other_settings(
 ) -> None:
     first = begin(tmp_path, pictures, name="s").proposals
     proposal = first.ask()  # its training was begun
+    failed = first.ask()  # it fails before its first epoch
+    first.ledger.write(failed.number, starting_facts({}))
+    first.ledger.prune(failed.number, "faulty", "out of memory")
     first.ledger.release(proposal.number)
     first.ledger.sign_off()
     weights = tmp_path / "studies" / "s" / "trials" / "00000"

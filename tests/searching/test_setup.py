@@ -173,10 +173,15 @@ def test_weights_that_networks_cannot_start_from(tmp_path: Path) -> None:
     dense = timm.create_model("test_resnet", num_classes=10, in_chans=1).state_dict()
     save_file({**dense, "extra": torch.zeros(1)}, tmp_path / "larger.safetensors")
     (tmp_path / "text.pth").write_text("no weights")
+    save_file({**dense, "layer1.0.conv1.weight": torch.zeros(8, 32, 3, 3)}, tmp_path / "narrow.safetensors")
     for name, message in (
         ("missing", "cannot read .*missing: No such file"),
         ("text.pth", "text.pth contains no weights"),
         ("other.safetensors", "other.safetensors contains no conv1.0.weight, so these are not the weights of test_"),
+        (
+            "narrow.safetensors",
+            "has layer1.0.conv1.weight of 8×32×3×3, and test_resnet of .*: these are weights of a n",
+        ),
         ("larger.safetensors", "larger.safetensors contains extra, so these are not the weights of test_resnet"),
     ):
         with pytest.raises(LrnasError, match=message):

@@ -491,6 +491,10 @@ def test_the_example_of_the_docs(tmp_path: Path) -> None:
         ),
         ('"nin"\n\n', '"nin"\ngranularity = "stage"\n\n', 1, "granularity stage needs stages; got none"),
         ('"nin"\n\n', '"nin"\nbatch_norm = 1\n\n', 3, "batch_norm must be true or false, for all networks; got 1"),
+        *(
+            ("[points.mine]", f'[points."{name}"]', 9, f"is also the name of a network; got '{name}'")
+            for name in ("a/b", "s:a", "a@full", "12", "best")
+        ),
         (
             '"nin"\n\n',
             '"nin"\nbaseline = "yours"\n\n',

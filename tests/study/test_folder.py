@@ -15,7 +15,7 @@ from lrnas.study.folder import delete_if_empty, delete_study, study_names, trial
 from lrnas.study.ledger import DRIVER
 from lrnas.study.manifest import StudyError, check_manifest
 from lrnas.study.open import open_study
-from lrnas.study.optuna_internals import storage_of
+from lrnas.study.optuna_internals import id_of_study, storage_of
 from lrnas.study.storage import open_storage
 from lrnas.study.study import Study
 
@@ -177,7 +177,7 @@ def test_weights_that_are_not_needed_are_shown_and_deleted(
     assert main(["clean", "s"]) == 2  # a driver works on its finals
     assert "cannot be cleaned; got s@finals, which process 1 on elsewhere works on" in capsys.readouterr().err
     level.set_user_attr(f"{DRIVER}elsewhere:1:0", 0.0)
-    delete_study("s@finals")
+    storage_of(level).delete_study(id_of_study(level))
     many = f"weights of {len(spare) + 1} short trainings that are not on their front, {1.5 * (len(spare) + 1):.3g} kB"
     assert main(["clean", "s"]) == 0
     assert capsys.readouterr().out == f"s can do without the {many}; nothing is deleted yet: add --yes\n"
