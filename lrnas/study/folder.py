@@ -295,7 +295,7 @@ def delete_if_empty(study: optuna.Study, folder: Path) -> None:
         study: The study.
         folder: Its folder, which `check_folder` has accepted.
     """
-    if study.get_trials(deepcopy=False) or living_drivers(study):
+    if is_replaced(study) or study.get_trials(deepcopy=False) or living_drivers(study):
         return
     _delete_with_levels(study)
     if not storage_of(study).get_all_studies():

@@ -75,6 +75,10 @@ def test_a_search_that_could_not_begin_leaves_nothing(tmp_path: Path) -> None:
             assert study_names(tmp_path) == [] and mine.exists()
         if name == "worked on":
             proposals.ledger.sign_off()
+    opened = make_proposals(tmp_path / "s")
+    begun_anew = delete_study("s", studies=tmp_path) and make_proposals(tmp_path / "s")
+    delete_if_empty(opened.study.optuna_study, tmp_path / "s")
+    assert study_names(tmp_path) == ["s", "with trials", "worked on"] and not begun_anew.study.trials
 
 
 def test_other_studies_in_a_shared_database_are_kept(tmp_path: Path) -> None:
