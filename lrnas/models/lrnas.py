@@ -24,7 +24,6 @@ from timm.models import FeatureHookNet, FeatureListNet
 from torch import nn
 
 from lrnas.arch.architecture import Architecture
-from lrnas.arch.backbone_shapes import VGG_STAGES
 from lrnas.errors import ConversionError, InvalidArgument
 from lrnas.models.found import find_found
 from lrnas.models.paper import named_networks
@@ -86,8 +85,9 @@ def _build(
     feature_cfg: dict[str, Any] = {}
     if kwargs.get("features_only") and backbone.startswith(TIMM):
         feature_cfg = _timm_features(backbone)
-    elif kwargs.get("features_only"):  # one map per resolution; a VGG with its fifth pool has six
-        levels = 3 if backbone.startswith("nin") else 6 if backbone in VGG_STAGES and not architecture.pool else 5
+    elif kwargs.get("features_only"):  # one map per resolution
+        with torch.device("meta"):
+            levels = len(cast(Any, build()).feature_info)
         feature_cfg = {"flatten_sequential": True, "out_indices": tuple(range(levels))}
     return timm_models.build_model_with_cfg(
         build, name, pretrained, feature_cfg=feature_cfg, pretrained_filter_fn=_without_unknown_heads, **kwargs
