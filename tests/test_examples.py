@@ -49,7 +49,6 @@ def test_the_notebook_is_executed() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @pytest.mark.examples
 def test_the_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every cell shows results of the same kinds as those that are stored."""

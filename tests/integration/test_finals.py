@@ -45,7 +45,6 @@ def runs(folder: Path) -> list[FrozenTrial]:
     return optuna.load_study(study_name="s@finals", storage=f"sqlite:///{folder}/studies/s/study.db").trials
 
 
-@pytest.mark.ci
 def test_killed_finals_continue(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(SPACE)
     first = Search(tmp_path, *OPTIONS, *FINALS)

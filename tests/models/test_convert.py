@@ -61,7 +61,7 @@ HALF = Allocation.composite(vertical=0.5, horizontal=0.5)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.ci] * (i % 12 == 0)) for i, name in enumerate(FAMILIES)]
+    "name", [pytest.param(name, marks=[pytest.mark.ci] * (i % 24 == 0)) for i, name in enumerate(FAMILIES)]
 )
 def test_families_of_timm(name: str) -> None:
     model = timm.create_model(name, num_classes=10).eval()

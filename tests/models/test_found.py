@@ -37,6 +37,9 @@ MACS = {
     "lrnas-vgg-a": 40_602_752,
 }
 all_found = pytest.mark.parametrize("name", TESTED)
+one_and_slowly_all = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "lrnas-nin-a")) for name in TESTED]
+)
 
 
 def test_all_are_tested() -> None:
@@ -76,7 +79,7 @@ def test_a_named_model_has_its_weights_without_a_download(name: str, monkeypatch
     torch.testing.assert_close(other.forward_features(images), model.forward_features(images))
 
 
-@all_found
+@one_and_slowly_all
 def test_a_named_model_is_exported_with_its_weights(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,7 +116,7 @@ def test_a_named_model_is_counted_for_its_own_images(name: str, capsys: pytest.C
     assert name in capsys.readouterr().out
 
 
-@all_found
+@one_and_slowly_all
 @pytest.mark.skipif(not (data_folder() / "cifar10.npz").exists(), reason="CIFAR-10 is not on this machine")
 def test_accuracy(name: str) -> None:
     assert abs(100 * accuracy(name, None, 1000) - TESTED[name]) < 3  # of 1,000 images, 0.85 points are one deviation

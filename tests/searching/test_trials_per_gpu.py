@@ -124,7 +124,6 @@ def ray_with_a_gpu() -> Iterator[None]:
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 @pytest.mark.usefixtures("ray_with_a_gpu")
 def test_a_worker_measures_and_a_second_search_does_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "lrnas")
