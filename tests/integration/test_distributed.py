@@ -40,7 +40,6 @@ def test_drivers_that_open_a_new_database_together(tmp_path: Path, postgres: Pos
         assert len(set(drivers.map(begin, range(8)))) == 1
 
 
-@pytest.mark.ci
 def test_two_drivers_share_a_study(tmp_path: Path, postgres: Postgres) -> None:
     url = postgres.create("two")
     options = ("--budget", "3", *SMALL, "--storage", url, "--concurrency", "1")

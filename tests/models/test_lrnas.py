@@ -82,7 +82,9 @@ def test_default_cfg(name: str) -> None:
     assert model(x).shape == (1, 5)
 
 
-@pytest.mark.parametrize("kind", ["list", "dict", "hook", "getter", "fx"])
+@pytest.mark.parametrize(
+    "kind", ["list", "getter", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("dict", "hook", "fx"))]
+)
 @all_networks
 def test_features_only(name: str, kind: str) -> None:
     # with auxiliary heads, torchvision warns that fx finds other layers in training
