@@ -9,8 +9,8 @@ ways to run them are measured in alternating order, on a GPU without launches fr
 
 - PyTorch: `create_model(...).eval()`. This is what the objective `latency` of a search and `lrnas profile` measure.
 - folded: batch norms are parts of the convolutions.
-- accelerated: `lrnas.accelerate`.
-- compiled: torch.compile of each of these.
+- accelerated: `lrnas.accelerate`; also of the folded network.
+- compiled: torch.compile of the folded network and of the last one.
 """
 
 from __future__ import annotations
@@ -55,8 +55,10 @@ def calls_of(network: Architecture, device: torch.device, batch: int, compiled: 
     dtype, layout = torch.bfloat16 if device.type == "cuda" else torch.float32, fastest_layout(device)
     models = {way: model.to(device, dtype, memory_format=layout) for way, model in models.items()}  # type: ignore[call-overload]
     models["accelerated"] = accelerate(copy.deepcopy(models["PyTorch"]))
+    models["folded, accelerated"] = accelerate(copy.deepcopy(models["folded"]))
     if compiled:
-        models |= {f"{way}, compiled": torch.compile(copy.deepcopy(model)) for way, model in models.items()}
+        best = ("folded", "folded, accelerated")
+        models |= {f"{way}, compiled": torch.compile(copy.deepcopy(models[way])) for way in best}
     x = images.to(device, dtype).contiguous(memory_format=layout)
     return {way: partial(run, model, x) for way, model in models.items()}
 

@@ -1,7 +1,7 @@
 """Replacements for modules on a GPU: the same layers with the fused kernels; `lrnas.layers.accelerate` installs them.
 
-A convolution also computes its epilogue, that is, some of the modules that follow it: the ReLU and, in mixed-shape
-layers, a 2×2 pool and (in evaluation) a batch norm.
+A convolution also computes its epilogue, that is, some of the modules that follow it: the ReLU, in evaluation a batch
+norm, and in mixed-shape layers a 2×2 pool.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from lrnas.layers.kernels import FEW_CHANNELS, LONGEST_PATCH, ops, usable
 from lrnas.layers.kernels.composite_op import composite_conv
 from lrnas.layers.kernels.layer import Layer
 from lrnas.layers.kernels.pools import Window
-from lrnas.layers.norms import scale_and_shift
 
 MANY_POSITIONS = 1 << 14
 """On maps with at least this number of positions, one more pass takes longer than a few small matrix products."""
@@ -71,11 +70,17 @@ class _Conv2d(nn.Conv2d):
             return self.compute(input, relu=False)
         return conv_as_product(self, input) if covers(self, input) else super().forward(input)
 
-    def compute(self, x: Tensor, relu: bool, **bias: Tensor | None) -> Tensor:
+    def compute(
+        self, x: Tensor, relu: bool = False, norm: nn.BatchNorm2d | None = None, **bias: Tensor | None
+    ) -> Tensor:
         """Compute the layer. The argument `bias`, if given, replaces the bias of the layer; None means no bias."""
-        shift = bias.get("bias", self.bias)
+        weight, shift = self.weight, bias.get("bias", self.bias)
+        if norm is not None:
+            autocast = torch.is_autocast_enabled(x.device.type)
+            dtype = torch.get_autocast_dtype(x.device.type) if autocast else x.dtype
+            weight, shift = ops.fold_norm(weight, shift, norm, dtype)
         padding = cast(tuple[int, int], self.padding)
-        return ops.conv(x, self.weight, shift, self.stride, padding, self.dilation, relu)
+        return ops.conv(x, weight, shift, self.stride, padding, self.dilation, relu)
 
 
 class _AnyBatchNorm(nn.BatchNorm2d):
@@ -270,7 +275,7 @@ class _Sequence(nn.Module):
             epilogue, number = _find_epilogue(module, modules)
             if number and module.supports(x):  # type: ignore[operator]
                 del modules[:number]
-                x = module.compute(x, **epilogue)  # type: ignore[operator]
+                x = module.compute(x, **_with_factors(module, epilogue))  # type: ignore[operator]
             else:
                 x = module(x)
         return x
@@ -285,18 +290,24 @@ def _find_epilogue(module: nn.Module, following: list[nn.Module]) -> tuple[dict[
         length += 1
     rest = following[:length]
     epilogue: dict[str, Any] = {}
-    is_mixed = isinstance(module, CompositeConv2d | SeparableConv2d | WindowConv2d)
-    if is_mixed and rest and _is_constant(rest[0]):
-        scale, shift = scale_and_shift(cast(nn.BatchNorm2d, rest.pop(0)), torch.float32)
-        bias = concatenated_bias(output_convs(module))
-        epilogue |= {"scale": scale, "bias": shift if bias is None else shift + bias * scale}
+    if not isinstance(module, nn.BatchNorm2d) and rest and _is_constant(rest[0]):
+        epilogue["norm"] = rest.pop(0)
     if rest and type(rest[0]) is nn.ReLU:
         epilogue["relu"] = True
         rest.pop(0)
-    if is_mixed and rest and isinstance(rest[0], nn.MaxPool2d) and _is_halving(rest[0]):
+    if isinstance(module, _MIXED) and rest and isinstance(rest[0], nn.MaxPool2d) and _is_halving(rest[0]):
         epilogue["pool"] = 2
         rest.pop(0)
     return epilogue, length - len(rest)
+
+
+def _with_factors(module: nn.Module, epilogue: dict[str, Any]) -> dict[str, Any]:
+    """The epilogue as `composite_conv` expects it, if a mixed-shape layer computes it: with a scale and a bias."""
+    if not isinstance(module, _MIXED) or "norm" not in epilogue:
+        return epilogue
+    norm = epilogue.pop("norm")
+    scale, bias = ops.norm_factors(concatenated_bias(output_convs(module)), norm)
+    return {**epilogue, "scale": scale, "bias": bias}
 
 
 def _is_constant(module: nn.Module) -> bool:
@@ -341,5 +352,7 @@ REPLACEMENTS: dict[type[nn.Module], Any] = {
     SeparableConv2d: _Separable,
 }
 """Replacement classes. A key is the class that defines the `forward` of the module to be replaced."""
+_MIXED = (CompositeConv2d, SeparableConv2d, WindowConv2d)
+"""Classes of layers that the kernel for filters of all shapes computes."""
 _WITH_EPILOGUE = (_Conv2d, _BatchNorm2d, _Composite, _Separable, WindowConv2d)
 """Classes that can compute an epilogue."""

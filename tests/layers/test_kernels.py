@@ -112,6 +112,43 @@ def test_batch_norm(number: int, channels: int, height: int, width: int, relu: b
     assert batches == 8
 
 
+def make_norm(channels: int) -> nn.BatchNorm2d:
+    """A batch norm as after a training."""
+    norm = nn.BatchNorm2d(channels, eps=1e-3).to(DEVICE)
+    with torch.no_grad():
+        for number, (tensor, start) in enumerate(
+            [(norm.weight, 0), (norm.bias, 0), (norm.running_mean, 0), (norm.running_var, 5)]
+        ):
+            tensor.copy_(start + random(channels, seed=number))
+    return norm.eval()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("channels", "filters", "kernel", "layout"),
+    [
+        (3, 5, (3, 3), torch.contiguous_format),
+        (140, 2, (3, 3), torch.channels_last),  # filters with more weights than a program
+        (20, 150, (1, 1), torch.channels_last),
+    ],
+)
+@torch.no_grad()
+def test_a_norm_becomes_a_part_of_the_convolution(
+    channels: int, filters: int, kernel: tuple[int, int], layout: torch.memory_format, bias: bool
+) -> None:
+    norm, x = make_norm(filters), random(2, channels, 5, 4)
+    weight = random(filters, channels, *kernel, seed=7).contiguous(memory_format=layout)
+    before = random(filters, seed=8) if bias else None
+    wanted = norm(F.conv2d(x, weight, before))
+    folded, shift = ops.fold_norm(weight, before, norm, torch.float32)
+    assert_same([F.conv2d(x, folded, shift)], [wanted], 1e-3 if ON_GPU else 1e-5)
+    scale, shift = ops.norm_factors(before, norm)
+    assert_same([F.conv2d(x, weight) * scale[:, None, None] + shift[:, None, None]], [wanted], 1e-3 if ON_GPU else 1e-5)
+    halves = ops.fold_norm(weight.half(), before, norm.half(), torch.float16)
+    assert [tensor.dtype for tensor in halves] == [torch.float16] * 2
+    assert_same([halves[0].float()], [folded], 1e-2)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize(("number", "classes"), [(150, 10), (1, 2), (3, 1500)])
@@ -192,6 +229,9 @@ def test_operators_pass_opcheck() -> None:
     torch.library.opcheck(torch.ops.lrnas.max_pool.default, (x, [3, 2, 1], True))
     torch.library.opcheck(torch.ops.lrnas.whole_max.default, (x,))
     torch.library.opcheck(torch.ops.lrnas.average_pool.default, (x, [3, 2, 1], True, True))
+    norm = (*running[:2], scale.detach(), shift.detach(), 1e-5)
+    torch.library.opcheck(torch.ops.lrnas.norm_factors.default, (None, *norm))
+    torch.library.opcheck(torch.ops.lrnas.fold_norm.default, (random(3, 4, 3, 3), None, *norm, torch.float16))
 
 
 def test_a_relu_passes_nan_on() -> None:
@@ -257,6 +297,29 @@ def test_a_network_computes_the_same(name: str, batch_norm: bool, size: int, mon
         assert (ours[key] - parameter.grad).norm() <= tolerance * parameter.grad.norm() + 1e-6, key
     for one, other in zip(twin.buffers(), model.buffers(), strict=True):
         torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+
+
+@torch.no_grad()
+def test_inference_has_no_norms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every norm of a network becomes a part of the convolution before it, with the same result."""
+    use_everywhere(monkeypatch)
+    torch.manual_seed(0)
+    model = make_network("nin", batch_norm=True).to(DEVICE)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.load_state_dict({**module.state_dict(), **make_norm(module.num_features).state_dict()})
+    model.eval()
+    x = random(2, 3, 10, 10)
+    wanted = model(x)
+    monkeypatch.setattr(F, "batch_norm", lambda *args, **kwargs: pytest.fail("a norm was computed"))
+    with fused(model):
+        assert_same([model(x)], [wanted], 2e-2 if ON_GPU else 1e-4)
+        monkeypatch.undo()
+        use_everywhere(monkeypatch)
+        next(module for module in model.modules() if isinstance(module, nn.BatchNorm2d)).running_mean.add_(1)
+        changed = model(x)
+    assert not torch.allclose(changed, wanted, rtol=1e-3)
+    assert_same([changed], [model(x)], 2e-2 if ON_GPU else 1e-4)
 
 
 def test_norms_that_the_kernels_do_not_know(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.library import custom_op
 
-from lrnas.layers.kernels import convs, pools, rows
+from lrnas.layers.kernels import convs, folding, pools, rows
 from lrnas.layers.kernels.pools import Window
 
 Ints = Sequence[int]
@@ -163,6 +163,63 @@ def batch_norm(
     statistics = _statistics(x.detach(), *running, momentum, eps)
     out: Tensor = _batch_norm(x, statistics, weight, bias, relu)
     return out
+
+
+@custom_op("lrnas::norm_factors", mutates_args=())
+def _norm_factors(
+    bias: Tensor | None, mean: Tensor, variance: Tensor, scale: Tensor, shift: Tensor, eps: float
+) -> Tensor:
+    return folding.norm_factors(bias, mean, variance, scale, shift, eps)
+
+
+@_norm_factors.register_fake
+def _(bias: Tensor | None, mean: Tensor, variance: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tensor:
+    return mean.new_empty(2, len(mean), dtype=torch.float32)
+
+
+def norm_factors(bias: Tensor | None, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+    """The scale and the shift of a batch norm in inference, in float32; the shift includes a bias before the norm."""
+    factors: Tensor = _norm_factors(bias, *_constants(norm))
+    return factors[0], factors[1]
+
+
+@custom_op("lrnas::fold_norm", mutates_args=())
+def _fold_norm(
+    weight: Tensor,
+    bias: Tensor | None,
+    mean: Tensor,
+    variance: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    eps: float,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    return folding.fold_norm(weight, bias, mean, variance, scale, shift, eps, dtype)
+
+
+@_fold_norm.register_fake
+def _(
+    weight: Tensor,
+    bias: Tensor | None,
+    mean: Tensor,
+    variance: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    eps: float,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    folded = torch.empty_like(weight.contiguous(memory_format=torch.channels_last), dtype=dtype)
+    return folded, weight.new_empty(len(weight), dtype=dtype)
+
+
+def fold_norm(weight: Tensor, bias: Tensor | None, norm: nn.BatchNorm2d, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The weights and the bias of a convolution that includes the batch norm after it, in inference."""
+    folded: tuple[Tensor, Tensor] = _fold_norm(weight, bias, *_constants(norm), dtype)
+    return folded
+
+
+def _constants(norm: nn.BatchNorm2d) -> tuple[Any, ...]:
+    return norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.eps
 
 
 # --- pools
