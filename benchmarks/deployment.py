@@ -11,6 +11,8 @@ ways to run them are measured in alternating order, on a GPU without launches fr
 - folded: batch norms are parts of the convolutions.
 - accelerated: `lrnas.accelerate`; also of the folded network.
 - compiled: torch.compile of the folded network and of the last one.
+
+All ways must give the same outputs, up to the rounding of bf16.
 """
 
 from __future__ import annotations
@@ -42,14 +44,19 @@ def networks_of(family: str) -> dict[str, Architecture]:
 
 
 @torch.inference_mode()
-def run(model: nn.Module, x: Tensor) -> object:
-    return model(x)
+def run(model: nn.Module, x: Tensor) -> Tensor:
+    result: Tensor = model(x)
+    return result
 
 
 def calls_of(network: Architecture, device: torch.device, batch: int, compiled: bool) -> dict[str, Call]:
     """Functions that run a network once, by the way in which it is run."""
     torch.manual_seed(0)
     plain = create_model(network, CLASSES, CHANNELS).eval()
+    for norm in plain.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            nn.init.normal_(norm.bias, std=0.1)
+            nn.init.normal_(norm.running_mean, std=0.1)  # type: ignore[arg-type]
     images = torch.randn(batch, CHANNELS, SIZE, SIZE)
     models = {"PyTorch": plain, "folded": fold(copy.deepcopy(plain), Folding(find_norms(plain, images[:1])))}
     dtype, layout = torch.bfloat16 if device.type == "cuda" else torch.float32, fastest_layout(device)
@@ -60,6 +67,10 @@ def calls_of(network: Architecture, device: torch.device, batch: int, compiled: 
         best = ("folded", "folded, accelerated")
         models |= {f"{way}, compiled": torch.compile(copy.deepcopy(models[way])) for way in best}
     x = images.to(device, dtype).contiguous(memory_format=layout)
+    wanted = run(models["PyTorch"], x)
+    for way, model in models.items():
+        error = (run(model, x) - wanted).norm() / wanted.norm()
+        assert error < 0.1, f"{way} computes something else: a relative error of {error:.3f}"
     return {way: partial(run, model, x) for way, model in models.items()}
 
 
