@@ -57,6 +57,8 @@ FORMAT = 1
 """Version of the format and of the resizing. Packs of other versions are not used."""
 BLOCK = 32
 """Number of images that a process decodes at a time."""
+PIECE = 2**24
+"""Number of bytes that a process writes at a time."""
 SAVE_SECONDS = 1.0
 """Seconds between entries in the journal. Before each, the images are written to the disk, while others are decoded."""
 LONGEST = 4
@@ -317,19 +319,16 @@ class _PixelFiles(_PackFiles):
         return pixels.reshape(-1).data
 
     def keep(self, table: Indices, images: list[Encoded]) -> list[Encoded]:
-        places = table.T.tolist()
-        first = 3 * places[0][0]
-        # in one piece, because processes that write to a file wait for each other
-        whole = b"".join(
-            image or bytes(3 * rows * columns) for image, (_, rows, columns) in zip(images, places, strict=True)
-        )
-        with open(self.part, "r+b", buffering=0) as stream:  # noqa: PTH123  # a process does this thousands of times
+        first = 3 * int(table[0, 0])
+        # in large pieces, because processes that write to a file wait for each other
+        with open(self.part, "r+b", buffering=PIECE) as stream:  # noqa: PTH123  # a process does this thousands of times
             stream.seek(first)
-            data = memoryview(whole)
-            while data:  # a disk may take less than it is given
-                data = data[stream.write(data) :]
-            if _start_writing is not None:
-                _start_writing(stream.fileno(), first, len(whole), 2)  # SYNC_FILE_RANGE_WRITE
+            for image, (_, rows, columns) in zip(images, table.T.tolist(), strict=True):
+                stream.write(image or bytes(3 * rows * columns))
+            stream.flush()
+            length = stream.tell() - first
+            if length and _start_writing is not None:
+                _start_writing(stream.fileno(), first, length, 2)  # SYNC_FILE_RANGE_WRITE
         return []
 
     def bounds(self, table: Indices, lengths: Lengths) -> Indices:

@@ -77,7 +77,7 @@ class _Conv2d(nn.Conv2d):
         weight, shift = self.weight, bias.get("bias", self.bias)
         if norm is not None:
             autocast = torch.is_autocast_enabled(x.device.type)
-            dtype = torch.get_autocast_dtype(x.device.type) if autocast else x.dtype
+            dtype = torch.get_autocast_dtype(x.device.type) if autocast else weight.dtype
             weight, shift = ops.fold_norm(weight, shift, norm, dtype)
         padding = cast(tuple[int, int], self.padding)
         return ops.conv(x, weight, shift, self.stride, padding, self.dilation, relu)
@@ -290,7 +290,7 @@ def _find_epilogue(module: nn.Module, following: list[nn.Module]) -> tuple[dict[
         length += 1
     rest = following[:length]
     epilogue: dict[str, Any] = {}
-    if not isinstance(module, nn.BatchNorm2d) and rest and _is_constant(rest[0]):
+    if not isinstance(module, nn.BatchNorm2d) and rest and _is_constant(rest[0], module.out_channels):
         epilogue["norm"] = rest.pop(0)
     if rest and type(rest[0]) is nn.ReLU:
         epilogue["relu"] = True
@@ -310,12 +310,13 @@ def _with_factors(module: nn.Module, epilogue: dict[str, Any]) -> dict[str, Any]
     return {**epilogue, "scale": scale, "bias": bias}
 
 
-def _is_constant(module: nn.Module) -> bool:
-    """Whether a module is a batch norm that only scales and shifts: in evaluation, without gradients."""
+def _is_constant(module: nn.Module, channels: int) -> bool:
+    """Whether a module is a batch norm that only scales and shifts channels: in evaluation, without gradients."""
     if not isinstance(module, nn.BatchNorm2d) or module.training or torch.is_grad_enabled():
         return False
     is_plain = type(module).forward in (nn.BatchNorm2d.forward, _BatchNorm2d.forward)
-    return is_plain and module.affine and module.running_var is not None
+    numbers = (module.running_mean, module.running_var, module.weight, module.bias)
+    return is_plain and module.num_features == channels and all(tensor is not None for tensor in numbers)
 
 
 def _window(pool: nn.MaxPool2d | nn.AvgPool2d) -> Window:

@@ -164,6 +164,7 @@ def test_a_damaged_pack_is_made_again(damage: str, kind: str, pictures: Path, tm
 
 @pytest.mark.parametrize("kind", PACKS)
 def test_unreadable_images_are_noted_and_tried_again(kind: str, pictures: Path, tmp_path: Path) -> None:
+    before = pack(pictures, tmp_path / "before", kind=kind)
     spoil(pictures / "train" / "blue" / "001.png")  # its header can be read
     good = (pictures / "val" / "red" / "001.png").read_bytes()
     found = find_folders(str(pictures))
@@ -179,6 +180,7 @@ def test_unreadable_images_are_noted_and_tried_again(kind: str, pictures: Path, 
         35: "No such file or directory",
     }
     assert made.unreadable == reasons and made.table[:, 34:].tolist() == [[made.table[0, 33]] * 2, [0, 0], [0, 0]]
+    assert all(np.array_equal(image(made, number), image(before, number)) for number in range(32) if number != 7)
     assert kind == "pixels" or (np.diff(made.bounds) == 0).nonzero()[0].tolist() == [*reasons]
     assert open_pack(found, "same", SIZE, tmp_path).unreadable == reasons  # of either kind
     (pictures / "val" / "red" / "001.png").write_bytes(good)  # found again, without a change of the set

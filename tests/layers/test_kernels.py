@@ -144,6 +144,10 @@ def test_a_norm_becomes_a_part_of_the_convolution(
     assert_same([F.conv2d(x, folded, shift)], [wanted], 1e-3 if ON_GPU else 1e-5)
     scale, shift = ops.norm_factors(before, norm)
     assert_same([F.conv2d(x, weight) * scale[:, None, None] + shift[:, None, None]], [wanted], 1e-3 if ON_GPU else 1e-5)
+    pairs = torch.stack([norm.running_mean, norm.running_var], 1)  # not contiguous
+    norm.running_mean, norm.running_var = pairs[:, 0], pairs[:, 1]
+    assert all(map(torch.equal, ops.norm_factors(before, norm), (scale, shift)))
+    assert torch.equal(ops.fold_norm(weight, before, norm, torch.float32)[0], folded)
     halves = ops.fold_norm(weight.half(), before, norm.half(), torch.float16)
     assert [tensor.dtype for tensor in halves] == [torch.float16] * 2
     assert_same([halves[0].float()], [folded], 1e-2)
@@ -335,7 +339,10 @@ def test_norms_that_the_kernels_do_not_know(monkeypatch: pytest.MonkeyPatch) -> 
     with fused(twin):
         torch.optim.swa_utils.update_bn(x, twin)
         assert_same([twin(x[0]).detach()], [copy.deepcopy(model)(x[0]).detach()], 1e-2)
-        twin[1].track_running_stats = False
+        with torch.no_grad():
+            wanted = copy.deepcopy(twin).cpu().double().eval()(x[0].cpu().double())
+            assert_same([twin.eval()(x[0])], [wanted.float().to(DEVICE)], 1e-2)
+        twin.train()[1].track_running_stats = False
         before = twin[1].running_mean.clone()
         twin(x[0])
         assert torch.equal(twin[1].running_mean, before)
@@ -400,6 +407,10 @@ def test_what_pytorch_refuses_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         model = nn.Sequential(nn.Conv2d(shape[1], shape[1], 1), module, nn.ReLU()).to(DEVICE)
         with fused(model), pytest.raises((RuntimeError, ValueError)):
             model(random(*shape))
+    for norm in (nn.BatchNorm2d(2), nn.BatchNorm2d(8)):
+        model = nn.Sequential(nn.Conv2d(3, 4, 1), norm).to(DEVICE).eval()
+        with torch.no_grad(), fused(model), pytest.raises(RuntimeError):
+            model(random(1, 3, 5, 5))
 
 
 @pytest.mark.gpu

@@ -67,10 +67,20 @@ def norm_factors(
     bias: Tensor | None, mean: Tensor, variance: Tensor, scale: Tensor, shift: Tensor, eps: float
 ) -> Tensor:
     """The scale and the shift of a norm after a bias (if any), [2, channels], in float32."""
+    mean, variance, scale, shift = (tensor.contiguous() for tensor in (mean, variance, scale, shift))
     number = len(mean)
     out = torch.empty(2, number, dtype=torch.float32, device=mean.device)
     _factors_kernel[(triton.cdiv(number, CHANNELS),)](
-        mean, variance, scale, shift, mean if bias is None else bias, out, number, eps, bias is not None, CHANNELS
+        mean,
+        variance,
+        scale,
+        shift,
+        mean if bias is None else bias.contiguous(),
+        out,
+        number,
+        eps,
+        bias is not None,
+        CHANNELS,
     )
     return out
 
@@ -86,12 +96,13 @@ def fold_norm(
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """The weights (channels last) and the bias of a convolution that includes the norm after it, in `dtype`."""
+    mean, variance, scale, shift = (tensor.contiguous() for tensor in (mean, variance, scale, shift))
     weight = weight.contiguous(memory_format=torch.channels_last)
     out = torch.empty_like(weight, dtype=dtype)
     out_shift = torch.empty(len(weight), dtype=dtype, device=weight.device)
     length = weight[0].numel()
     _fold_kernel[(len(weight), triton.cdiv(length, WEIGHTS))](
-        weight, mean, variance, scale, shift, mean if bias is None else bias, out, out_shift, length, eps,
+        weight, mean, variance, scale, shift, mean if bias is None else bias.contiguous(), out, out_shift, length, eps,
         bias is not None, WEIGHTS,
     )  # fmt: skip
     return out, out_shift

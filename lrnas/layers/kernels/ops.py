@@ -169,7 +169,8 @@ def batch_norm(
 def _norm_factors(
     bias: Tensor | None, mean: Tensor, variance: Tensor, scale: Tensor, shift: Tensor, eps: float
 ) -> Tensor:
-    return folding.norm_factors(bias, mean, variance, scale, shift, eps)
+    with torch.cuda.device_of(mean):
+        return folding.norm_factors(bias, mean, variance, scale, shift, eps)
 
 
 @_norm_factors.register_fake
@@ -194,7 +195,8 @@ def _fold_norm(
     eps: float,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    return folding.fold_norm(weight, bias, mean, variance, scale, shift, eps, dtype)
+    with torch.cuda.device_of(mean):
+        return folding.fold_norm(weight, bias, mean, variance, scale, shift, eps, dtype)
 
 
 @_fold_norm.register_fake
