@@ -233,7 +233,7 @@ def test_operators_pass_opcheck() -> None:
     torch.library.opcheck(torch.ops.lrnas.max_pool.default, (x, [3, 2, 1], True))
     torch.library.opcheck(torch.ops.lrnas.whole_max.default, (x,))
     torch.library.opcheck(torch.ops.lrnas.average_pool.default, (x, [3, 2, 1], True, True))
-    norm = (*running[:2], scale.detach(), shift.detach(), 1e-5)
+    norm = ([*running[:2], scale.detach(), shift.detach()], 1e-5)
     torch.library.opcheck(torch.ops.lrnas.norm_factors.default, (None, *norm))
     torch.library.opcheck(torch.ops.lrnas.fold_norm.default, (random(3, 4, 3, 3), None, *norm, torch.float16))
 

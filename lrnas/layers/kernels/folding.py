@@ -7,6 +7,8 @@ kept, so that a model whose weights change stays right, also in a CUDA graph.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -63,46 +65,38 @@ def _fold_kernel(
         tl.store(out_shift_ptr + channel, shift.to(out_shift_ptr.dtype.element_ty))
 
 
-def norm_factors(
-    bias: Tensor | None, mean: Tensor, variance: Tensor, scale: Tensor, shift: Tensor, eps: float
-) -> Tensor:
-    """The scale and the shift of a norm after a bias (if any), [2, channels], in float32."""
-    mean, variance, scale, shift = (tensor.contiguous() for tensor in (mean, variance, scale, shift))
-    number = len(mean)
-    out = torch.empty(2, number, dtype=torch.float32, device=mean.device)
+def norm_factors(bias: Tensor | None, norm: Sequence[Tensor], eps: float) -> Tensor:
+    """The scale and the shift of a norm after a bias (if any), [2, channels], in float32.
+
+    `norm` is its mean, variance, scale and shift.
+    """
+    norm = [tensor.contiguous() for tensor in norm]
+    number = len(norm[0])
+    out = torch.empty(2, number, dtype=torch.float32, device=norm[0].device)
     _factors_kernel[(triton.cdiv(number, CHANNELS),)](
-        mean,
-        variance,
-        scale,
-        shift,
-        mean if bias is None else bias.contiguous(),
-        out,
-        number,
-        eps,
-        bias is not None,
-        CHANNELS,
+        *norm, norm[0] if bias is None else bias.contiguous(), out, number, eps, bias is not None, CHANNELS
     )
     return out
 
 
 def fold_norm(
-    weight: Tensor,
-    bias: Tensor | None,
-    mean: Tensor,
-    variance: Tensor,
-    scale: Tensor,
-    shift: Tensor,
-    eps: float,
-    dtype: torch.dtype,
+    weight: Tensor, bias: Tensor | None, norm: Sequence[Tensor], eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """The weights (channels last) and the bias of a convolution that includes the norm after it, in `dtype`."""
-    mean, variance, scale, shift = (tensor.contiguous() for tensor in (mean, variance, scale, shift))
+    norm = [tensor.contiguous() for tensor in norm]
     weight = weight.contiguous(memory_format=torch.channels_last)
     out = torch.empty_like(weight, dtype=dtype)
-    out_shift = torch.empty(len(weight), dtype=dtype, device=weight.device)
+    shift = torch.empty(len(weight), dtype=dtype, device=weight.device)
     length = weight[0].numel()
     _fold_kernel[(len(weight), triton.cdiv(length, WEIGHTS))](
-        weight, mean, variance, scale, shift, mean if bias is None else bias.contiguous(), out, out_shift, length, eps,
-        bias is not None, WEIGHTS,
-    )  # fmt: skip
-    return out, out_shift
+        weight,
+        *norm,
+        norm[0] if bias is None else bias.contiguous(),
+        out,
+        shift,
+        length,
+        eps,
+        bias is not None,
+        WEIGHTS,
+    )
+    return out, shift

@@ -166,16 +166,14 @@ def batch_norm(
 
 
 @custom_op("lrnas::norm_factors", mutates_args=())
-def _norm_factors(
-    bias: Tensor | None, mean: Tensor, variance: Tensor, scale: Tensor, shift: Tensor, eps: float
-) -> Tensor:
-    with torch.cuda.device_of(mean):
-        return folding.norm_factors(bias, mean, variance, scale, shift, eps)
+def _norm_factors(bias: Tensor | None, norm: Sequence[Tensor], eps: float) -> Tensor:
+    with torch.cuda.device_of(norm[0]):
+        return folding.norm_factors(bias, norm, eps)
 
 
 @_norm_factors.register_fake
-def _(bias: Tensor | None, mean: Tensor, variance: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tensor:
-    return mean.new_empty(2, len(mean), dtype=torch.float32)
+def _(bias: Tensor | None, norm: Sequence[Tensor], eps: float) -> Tensor:
+    return norm[0].new_empty(2, len(norm[0]), dtype=torch.float32)
 
 
 def norm_factors(bias: Tensor | None, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
@@ -186,29 +184,15 @@ def norm_factors(bias: Tensor | None, norm: nn.BatchNorm2d) -> tuple[Tensor, Ten
 
 @custom_op("lrnas::fold_norm", mutates_args=())
 def _fold_norm(
-    weight: Tensor,
-    bias: Tensor | None,
-    mean: Tensor,
-    variance: Tensor,
-    scale: Tensor,
-    shift: Tensor,
-    eps: float,
-    dtype: torch.dtype,
+    weight: Tensor, bias: Tensor | None, norm: Sequence[Tensor], eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    with torch.cuda.device_of(mean):
-        return folding.fold_norm(weight, bias, mean, variance, scale, shift, eps, dtype)
+    with torch.cuda.device_of(weight):
+        return folding.fold_norm(weight, bias, norm, eps, dtype)
 
 
 @_fold_norm.register_fake
 def _(
-    weight: Tensor,
-    bias: Tensor | None,
-    mean: Tensor,
-    variance: Tensor,
-    scale: Tensor,
-    shift: Tensor,
-    eps: float,
-    dtype: torch.dtype,
+    weight: Tensor, bias: Tensor | None, norm: Sequence[Tensor], eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     folded = torch.empty_like(weight.contiguous(memory_format=torch.channels_last), dtype=dtype)
     return folded, weight.new_empty(len(weight), dtype=dtype)
@@ -220,8 +204,8 @@ def fold_norm(weight: Tensor, bias: Tensor | None, norm: nn.BatchNorm2d, dtype: 
     return folded
 
 
-def _constants(norm: nn.BatchNorm2d) -> tuple[Any, ...]:
-    return norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.eps
+def _constants(norm: nn.BatchNorm2d) -> tuple[list[Any], float]:
+    return [norm.running_mean, norm.running_var, norm.weight, norm.bias], norm.eps
 
 
 # --- pools
