@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lrnas import create_model, get_point
-from lrnas.layers import accelerate as accelerating, gpu
+from lrnas.layers import accelerate as accelerating, conv, gpu
 from lrnas.layers.accelerate import fused
 from lrnas.layers.kernels import available, ops, usable
 from lrnas.layers.kernels.losses import cross_entropy
@@ -326,6 +326,22 @@ def test_inference_has_no_norms(monkeypatch: pytest.MonkeyPatch) -> None:
         changed = model(x)
     assert (changed - wanted).abs().max() > 0.1
     assert_same([changed], [model(x)], 1e-3 if ON_GPU else 1e-4)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["lrnas_nin_c", *(pytest.param(f"lrnas_{name}", marks=pytest.mark.slow) for name in ("vgg_a", "googlenet_b"))],
+)
+@torch.no_grad()
+def test_a_trained_network_computes_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mixed-shape layers, plain ones and their norms, with the weights of a training."""
+    use_everywhere(monkeypatch)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    model, x = timm.create_model(name, pretrained=True).to(DEVICE).eval(), random(1, 3, 16, 16)
+    wanted = model(x)
+    monkeypatch.setattr(conv, "is_faster", lambda x: True)  # also in float32
+    with fused(model):
+        assert_same([model(x)], [wanted], 1e-3 if ON_GPU else 1e-5)
 
 
 def test_norms_that_the_kernels_do_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
