@@ -57,8 +57,8 @@ FORMAT = 1
 """Version of the format and of the resizing. Packs of other versions are not used."""
 BLOCK = 32
 """Number of images that a process decodes at a time."""
-PIECE = 2**24
-"""Number of bytes that a process writes at a time."""
+TOGETHER = 8
+"""Number of images that a process writes at a time."""
 SAVE_SECONDS = 1.0
 """Seconds between entries in the journal. Before each, the images are written to the disk, while others are decoded."""
 LONGEST = 4
@@ -319,14 +319,20 @@ class _PixelFiles(_PackFiles):
         return pixels.reshape(-1).data
 
     def keep(self, table: Indices, images: list[Encoded]) -> list[Encoded]:
-        first = 3 * int(table[0, 0])
-        # in large pieces, because processes that write to a file wait for each other
-        with open(self.part, "r+b", buffering=PIECE) as stream:  # noqa: PTH123  # a process does this thousands of times
+        left = [
+            memoryview(image or bytes(3 * rows * columns))
+            for image, (_, rows, columns) in zip(images, table.T.tolist(), strict=True)
+            if rows
+        ]
+        first, length = 3 * int(table[0, 0]), sum(map(len, left))
+        with open(self.part, "r+b", buffering=0) as stream:  # noqa: PTH123  # a process does this thousands of times
             stream.seek(first)
-            for image, (_, rows, columns) in zip(images, table.T.tolist(), strict=True):
-                stream.write(image or bytes(3 * rows * columns))
-            stream.flush()
-            length = stream.tell() - first
+            while left:  # a disk may take less than it is given
+                written = _write_together(stream.fileno(), left[:TOGETHER])
+                while left and written >= len(left[0]):
+                    written -= len(left.pop(0))
+                if written:
+                    left[0] = left[0][written:]
             if length and _start_writing is not None:
                 _start_writing(stream.fileno(), first, length, 2)  # SYNC_FILE_RANGE_WRITE
         return []
@@ -625,6 +631,13 @@ class _Journal:
 
 _in_process: Images
 """The images that a process of the pool decodes."""
+_write_together: Callable[[int, list[memoryview]], int] = getattr(
+    os, "writev", lambda file, pieces: os.write(file, pieces[0])
+)
+"""A function that writes several pieces of memory at once, and returns the number of bytes that were written.
+
+Processes that write to the same file wait for each other. On Windows, which does not have it, one piece is written.
+"""
 _start_writing: Any = getattr(ctypes.CDLL(None), "sync_file_range", None) if sys.platform == "linux" else None
 """Linux's function that lets the disk begin to write a part of a file. So every process writes its own images.
 

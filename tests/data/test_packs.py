@@ -188,6 +188,14 @@ def test_unreadable_images_are_noted_and_tried_again(kind: str, pictures: Path, 
     assert again.unreadable.keys() == {7, 33, 34} and again.table[1, 35] > 0
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the processes are not forked, so they do not have the patch")
+def test_a_disk_may_take_less_than_it_is_given(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = pack(pictures, tmp_path / "whole", kind="pixels")
+    monkeypatch.setattr(packs, "_write_together", lambda file, pieces: os.write(file, b"".join(pieces)[:1000]))
+    monkeypatch.setattr(packs, "_start_writing", None)
+    assert np.array_equal(pack(pictures, tmp_path / "parts", kind="pixels").data, whole.data)
+
+
 def test_what_libjpeg_says_about_an_image_is_not_shown(
     pictures: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
