@@ -76,9 +76,7 @@ class _Conv2d(nn.Conv2d):
         """Compute the layer. The argument `bias`, if given, replaces the bias of the layer; None means no bias."""
         weight, shift = self.weight, bias.get("bias", self.bias)
         if norm is not None:
-            autocast = torch.is_autocast_enabled(x.device.type)
-            dtype = torch.get_autocast_dtype(x.device.type) if autocast else weight.dtype
-            weight, shift = ops.fold_norm(weight, shift, norm, dtype)
+            weight, shift = ops.fold_norm(weight, shift, norm)
         padding = cast(tuple[int, int], self.padding)
         return ops.conv(x, weight, shift, self.stride, padding, self.dilation, relu)
 

@@ -87,7 +87,7 @@ def fold_norm(layer: nn.Module, norm: nn.BatchNorm2d) -> None:
         layer: A convolution or mixed-shape layer.
         norm: The batch norm that follows it, with running statistics.
     """
-    scale, shift = scale_and_shift(norm, torch.float64)
+    scale, shift = _scale_and_shift(norm)
     start = 0
     for conv in output_convs(layer):
         part = slice(start, start + conv.out_channels)
@@ -100,14 +100,14 @@ def fold_norm(layer: nn.Module, norm: nn.BatchNorm2d) -> None:
     assert start == norm.num_features, f"{start} channels before a batch norm of {norm.num_features}"
 
 
-def scale_and_shift(norm: nn.BatchNorm2d, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The scale and the shift that a batch norm applies to each channel in evaluation."""
+def _scale_and_shift(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+    """The scale and the shift that a batch norm applies to each channel in evaluation, in float64."""
     assert norm.running_mean is not None and norm.running_var is not None, "a batch norm without running statistics"
-    scale = (norm.running_var.to(dtype) + norm.eps).rsqrt()
+    scale = (norm.running_var.double() + norm.eps).rsqrt()
     if norm.weight is not None:
-        scale = scale * norm.weight.to(dtype)
-    shift = -norm.running_mean.to(dtype) * scale
-    return scale, shift if norm.bias is None else shift + norm.bias.to(dtype)
+        scale = scale * norm.weight.double()
+    shift = -norm.running_mean.double() * scale
+    return scale, shift if norm.bias is None else shift + norm.bias.double()
 
 
 class _UseCounter(TorchFunctionMode):

@@ -140,15 +140,15 @@ def test_a_norm_becomes_a_part_of_the_convolution(
     weight = random(filters, channels, *kernel, seed=7).contiguous(memory_format=layout)
     before = random(filters, seed=8) if bias else None
     wanted = norm(F.conv2d(x, weight, before))
-    folded, shift = ops.fold_norm(weight, before, norm, torch.float32)
+    folded, shift = ops.fold_norm(weight, before, norm)
     assert_same([F.conv2d(x, folded, shift)], [wanted], 1e-3 if ON_GPU else 1e-5)
     scale, shift = ops.norm_factors(before, norm)
     assert_same([F.conv2d(x, weight) * scale[:, None, None] + shift[:, None, None]], [wanted], 1e-3 if ON_GPU else 1e-5)
     pairs = torch.stack([norm.running_mean, norm.running_var], 1)  # not contiguous
     norm.running_mean, norm.running_var = pairs[:, 0], pairs[:, 1]
     assert all(map(torch.equal, ops.norm_factors(before, norm), (scale, shift)))
-    assert torch.equal(ops.fold_norm(weight, before, norm, torch.float32)[0], folded)
-    halves = ops.fold_norm(weight.half(), before, norm.half(), torch.float16)
+    assert torch.equal(ops.fold_norm(weight, before, norm)[0], folded)
+    halves = ops.fold_norm(weight.half(), before, norm.half())
     assert [tensor.dtype for tensor in halves] == [torch.float16] * 2
     assert_same([halves[0].float()], [folded], 1e-2)
 

@@ -74,14 +74,20 @@ def usable(x: object) -> bool:
     return is_map and not is_exporting() and not torch.jit.is_tracing()  # type: ignore[attr-defined]
 
 
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The type in which a convolution computes with a tensor: that of autocast, or the tensor's own."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
 def is_faster(x: object) -> bool:
     """Whether the composite convolution is faster than PyTorch's operations for a map: in half precision, on a GPU."""
     if not usable(x):
         return False
     assert isinstance(x, Tensor)
-    autocast = torch.is_autocast_enabled(x.device.type)
-    dtype = torch.get_autocast_dtype(x.device.type) if autocast else x.dtype
-    return dtype in (torch.bfloat16, torch.float16) and available(x.device) and _multiplies_bfloat16(x.device)
+    return (
+        compute_dtype(x) in (torch.bfloat16, torch.float16) and available(x.device) and _multiplies_bfloat16(x.device)
+    )
 
 
 @_is_constant

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from lrnas.layers.kernels import composite
+from lrnas.layers.kernels import composite, compute_dtype
 from lrnas.layers.kernels.layer import Layer
 from lrnas.layers.kernels.rows import empty_map
 
@@ -181,8 +181,7 @@ def composite_conv(
             f"a pool must have 1, 2, 4, ... rows and columns and fit into the map; got "
             f"{pool}x{pool} of {layer.size[0]}x{layer.size[1]}"
         )
-    if torch.is_autocast_enabled(x.device.type):
-        x = x.to(torch.get_autocast_dtype(x.device.type))
+    x = x.to(compute_dtype(x))
     exact = x.dtype if x.dtype == torch.float64 else torch.float32
     bias, scale = (None if tensor is None else tensor.to(exact) for tensor in (bias, scale))
     margins = [number for margin in layer.margins for number in margin]

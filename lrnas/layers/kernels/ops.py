@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.library import custom_op
 
-from lrnas.layers.kernels import convs, folding, pools, rows
+from lrnas.layers.kernels import compute_dtype, convs, folding, pools, rows
 from lrnas.layers.kernels.pools import Window
 
 Ints = Sequence[int]
@@ -92,9 +92,8 @@ def conv(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: Ints, padding: Ints, dilation: Ints, relu: bool
 ) -> Tensor:
     """Convolution with an optional ReLU."""
-    if torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
-        x, weight, bias = x.to(dtype), weight.to(dtype), bias if bias is None else bias.to(dtype)
+    x, weight = x.to(compute_dtype(x)), weight.to(compute_dtype(weight))
+    bias = bias if bias is None else bias.to(compute_dtype(bias))
     result: Tensor = _conv(x, weight, bias, stride, padding, dilation, relu)
     return result
 
@@ -198,9 +197,9 @@ def _(
     return folded, weight.new_empty(len(weight), dtype=dtype)
 
 
-def fold_norm(weight: Tensor, bias: Tensor | None, norm: nn.BatchNorm2d, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def fold_norm(weight: Tensor, bias: Tensor | None, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
     """The weights and the bias of a convolution that includes the batch norm after it, in inference."""
-    folded: tuple[Tensor, Tensor] = _fold_norm(weight, bias, *_constants(norm), dtype)
+    folded: tuple[Tensor, Tensor] = _fold_norm(weight, bias, *_constants(norm), compute_dtype(weight))
     return folded
 
 
